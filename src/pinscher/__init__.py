@@ -1,0 +1,25 @@
+"""Fine-tune a transformer while pruning it with PINS, then store it small and run it fast on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+
+__version__ = "0.1.0"
+__all__ = ["Pruner", "PruningConfig", "Teacher", "__version__", "sparsity"]
+
+# Names load when they are first used, so that `import pinscher` costs nothing.
+_HOMES = {"Pruner": "prune", "PruningConfig": "prune", "Teacher": "prune", "sparsity": "prune"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pinscher' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,113 @@
+"""PruningConfig: everything that decides which weights survive, as one plain value."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pinscher.prune import gates as _gates  # noqa: F401  (registers the learned masks)
+from pinscher.prune.criteria import CRITERIA, Criterion, Snip
+from pinscher.prune.schedule import SCHEDULES, Schedule
+
+HOLDS = ("cooldown", "always", "never")
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _help(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """How a model is pruned while it is trained. Every field says what it does in its metadata ("help")."""
+
+    method: str = _help("pins", "Criterion: " + ", ".join(CRITERIA) + ".")
+    sparsity: float = _help(0.8, "Fraction of the prunable weights that is zero at the end, between 0 and 1.")
+    total_steps: int = _help(0, "Optimiser steps of the whole run.")
+    schedule: str = _help("cubic", "Path of the sparsity: " + ", ".join(SCHEDULES) + ".")
+    warmup: float = _help(0.1, "Steps before pruning starts; below 1 a fraction of total_steps.")
+    cooldown: float = _help(0.35, "Steps at the end with the final sparsity; below 1 a fraction of total_steps.")
+    interval: int = _help(10, "Steps between two rankings of the weights; also the smoothing window.")
+    hold: str = _help("cooldown", "When pruned weights are set to zero after every step: cooldown, always, never.")
+    regrow: bool = _help(True, "Whether a pruned weight may be chosen again.")
+    initial_sparsity: float | None = _help(None, "Sparsity the schedule starts from; by default the model's own.")
+    target_modules: str | tuple[str, ...] | None = _help(None, "Modules to prune instead: names or expressions.")
+    exclude_modules: str | tuple[str, ...] | None = _help(None, "Modules to leave alone: names or expressions.")
+    state_dtype: str = _help("float32", "Precision of the smoothed scores: float32 or bfloat16 (half the memory).")
+    track_revived: bool = _help(False, "Count weights that come back, at one more byte a weight.")
+    options: dict[str, Any] = field(default_factory=dict, metadata={"help": "The method's own options."})
+
+    def __post_init__(self) -> None:
+        for name in ("target_modules", "exclude_modules"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        if not 0.0 <= self.sparsity < 1.0:
+            hint = f" Did you mean {self.sparsity / 100:g}?" if 1.0 < self.sparsity < 100.0 else ""
+            raise ValueError(f"sparsity must lie in [0, 1), not {self.sparsity:g}.{hint}")
+        if self.initial_sparsity is not None and not 0.0 <= self.initial_sparsity <= self.sparsity:
+            raise ValueError(f"initial_sparsity must lie between 0 and sparsity, not {self.initial_sparsity:g}")
+        if self.total_steps < 1:
+            raise ValueError(
+                f"total_steps must be the number of optimiser steps of the run, not {self.total_steps}: "
+                "the schedule ends there."
+            )
+        if self.hold not in HOLDS:
+            raise ValueError(f"hold must be one of {', '.join(HOLDS)}, not {self.hold!r}")
+        if self.state_dtype not in STATE_DTYPES:
+            raise ValueError(f"state_dtype must be one of {', '.join(STATE_DTYPES)}, not {self.state_dtype!r}")
+        for name in ("warmup", "cooldown"):
+            value = getattr(self, name)
+            if value < 0 or (value >= 1 and value != int(value)):
+                raise ValueError(f"{name} must be a number of steps, or a fraction below 1; not {value}")
+        self.make_schedule()
+
+    def make_criterion(self) -> Criterion:
+        """The method as an object; a wrong option is an error that names the right ones."""
+        kind = CRITERIA[self.method]
+        known = [f.name for f in dataclasses.fields(kind)]
+        for name in self.options:
+            if name not in known:
+                has = f"its options are {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"method {self.method!r} has no option {name!r}: {has}")
+        return kind(**self.options)
+
+    def make_schedule(self, initial_density: float | None = None) -> Schedule:
+        """The schedule in steps, starting from `initial_density` unless the configuration fixes the start."""
+        criterion = self.make_criterion()
+        if self.initial_sparsity is not None:
+            initial_density = 1.0 - self.initial_sparsity
+        cooldown = self._steps(self.cooldown)
+        interval = self.interval
+        if isinstance(criterion, Snip):  # measures first, then trains with the mask
+            if criterion.batches >= self.total_steps:
+                raise ValueError(f"snip measures {criterion.batches} batches but the run has {self.total_steps} steps")
+            cooldown, interval = self.total_steps - criterion.batches, 1
+        kind = SCHEDULES[criterion.schedule or self.schedule]
+        warmup = 0 if criterion.schedule else self._steps(self.warmup)
+        return kind(
+            total=self.total_steps,
+            warmup=warmup,
+            cooldown=cooldown,
+            interval=interval,
+            final=1.0 - self.sparsity,
+            initial=1.0 if initial_density is None else initial_density,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, fit for JSON or YAML."""
+        data = dataclasses.asdict(self)
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(data[name], tuple):
+                data[name] = list(data[name])
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PruningConfig:
+        return cls(**data)
+
+    def _steps(self, value: float) -> int:
+        return round(value * self.total_steps) if value < 1 else int(value)

@@ -1,0 +1,330 @@
+"""What a weight is worth: every criterion that ranks weights by their values and gradients, simplest first.
+
+A criterion sees one `Site` at a time and gives scores; larger means keep. It may `observe` the site at every optimiser
+step, either `before` the step (weight_t, grad_t) or `after` it (weight_t+1, grad_t), and keep what it learns in
+`site.state`. To add one, write a dataclass and register it; nothing else needs to change.
+
+PINS minimises the first-order change of the loss, sum_i g_i (x_i dθ_i - (1 - x_i) θ_i) under sum x_i = r, by keeping
+the r weights with the largest S_i = -g_i dθ_i - g_i θ_i. With dθ = -lr g this is S = lr g² - g θ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pinscher.prune.masking import Scores, parts
+from pinscher.prune.registry import Registry
+from pinscher.prune.sites import Site
+
+CRITERIA: Registry[type[Criterion]] = Registry("method")
+
+
+@dataclass
+class Criterion:
+    """The interface. Subclasses override `scores` and what else they need."""
+
+    scope: ClassVar[Literal["global", "matrix"]] = "global"  # what is ranked together
+    needs_grad: ClassVar[bool] = True
+    schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is but one
+    hold: ClassVar[str | None] = None  # likewise
+    calibration: ClassVar[bool] = False  # whether the steps before the masking only measure and train nothing
+
+    @property
+    def moment(self) -> Literal["before", "after"]:
+        """When the site is observed and ranked: before or after the optimiser's step."""
+        return "after"
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the scores stay as they are until the next masking, so that the mask need not be stored."""
+        return False
+
+    def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
+        """Creates `site.state`."""
+
+    def observe(self, site: Site, t: int, closing: int) -> None:
+        """Looks at the site in step t. `closing` is how many steps were observed if the interval ends, else 0."""
+
+    def scores(self, site: Site) -> Scores:
+        """The scores of a site, shaped like its weight."""
+        raise NotImplementedError
+
+    def _choose(self, **choices: tuple[str, ...]) -> None:
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+
+@CRITERIA.register("magnitude")
+@dataclass
+class Magnitude(Criterion):
+    """|θ| (Zhu & Gupta 2017); in the paper's tables "IMP"."""
+
+    needs_grad: ClassVar[bool] = False
+
+    def scores(self, site: Site) -> Scores:
+        return Scores(site.weight, combine=torch.abs)
+
+
+@CRITERIA.register("magnitude-oneshot")
+@dataclass
+class MagnitudeOneShot(Magnitude):
+    """|θ| once, after dense fine-tuning; the cool-down is the recovery."""
+
+    schedule: ClassVar[str | None] = "one-shot"
+    hold: ClassVar[str | None] = "always"
+
+
+@CRITERIA.register("random")
+@dataclass
+class Random(Criterion):
+    """A hash of (seed, site, index) as score, the same on any host: the control."""
+
+    seed: int = 0
+
+    needs_grad: ClassVar[bool] = False
+
+    def scores(self, site: Site) -> Scores:
+        return Scores(hashed_uniform(self.seed, site.name, site.weight.numel()))
+
+
+@dataclass
+class Smoothed(Criterion):
+    """Scores from a quantity of the step, smoothed over steps as PLATON does.
+
+    "window": the mean over an interval is folded into the averages at its end; "ema": every step is; "none": only the
+    step of the masking counts. With S the (mean) quantity:
+
+        I <- beta1 I + (1 - beta1) S          U <- beta2 U + (1 - beta2) |S - I|          score = I U
+
+    A quantity that can be negative is never multiplied by U: its score is I.
+    """
+
+    smoothing: str = "window"
+    beta1: float = 0.85
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        self._choose(smoothing=("window", "ema", "none"))
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
+
+    @property
+    def signed(self) -> bool:
+        return False
+
+    @property
+    def lasting(self) -> bool:
+        return self.smoothing == "window"
+
+    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
+        """The unsmoothed score of matching pieces of weight and gradient, written to `out`."""
+        raise NotImplementedError
+
+    def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
+        names = {"window": ["sum", "mean"], "ema": ["mean"], "none": []}[self.smoothing]
+        if names and not self.signed:
+            names.append("spread")
+        dtype = torch.float64 if site.owner.dtype == torch.float64 else state_dtype
+        for name in names:
+            site.state[name] = torch.zeros_like(site.weight, dtype=dtype)
+
+    def observe(self, site: Site, t: int, closing: int) -> None:
+        if self.smoothing == "none":
+            return
+        for at, now in self._quantities(site):
+            if self.smoothing == "ema":
+                self._fold(site, at, now, t)
+                continue
+            total = site.state["sum"][at]
+            if closing:
+                self._fold(site, at, now.add_(total).div_(closing), t)
+                total.zero_()
+            else:
+                _store(total, total.add_(now) if total.dtype == now.dtype else now.add_(total), t)
+
+    def scores(self, site: Site) -> Scores:
+        if self.smoothing == "none":
+            if site.grad is None:
+                return Scores(site.weight, combine=torch.zeros_like)
+            return Scores(site.weight, site.grad, combine=lambda w, g: self._quantity(site, w, g))
+        mean, spread = site.state["mean"], site.state.get("spread")
+        if spread is None:
+            return Scores(mean)
+        if mean.dtype == torch.bfloat16:
+            return Scores(mean, spread, combine=lambda i, u: i.float().mul_(u))
+        return Scores(mean, spread, combine=torch.mul)
+
+    def _fold(self, site: Site, at: slice, now: Tensor, t: int) -> None:
+        mean = site.state["mean"][at]
+        new_mean = (mean if mean.dtype == now.dtype else mean.to(now.dtype)).lerp_(now, 1 - self.beta1)
+        if "spread" in site.state:
+            spread = site.state["spread"][at]
+            now.sub_(new_mean).abs_()
+            _store(spread, (spread if spread.dtype == now.dtype else spread.to(now.dtype)).lerp_(now, 1 - self.beta2), t)
+        _store(mean, new_mean, t)
+
+    def _quantities(self, site: Site) -> Iterator[tuple[slice, Tensor]]:
+        weight, grad = site.weight, site.grad
+        if grad is None:  # the matrix took no part in this step
+            return
+        for at in parts(weight.numel()):
+            yield at, self._quantity(site, weight[at], grad[at])
+
+    def _quantity(self, site: Site, weight: Tensor, grad: Tensor) -> Tensor:
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        grad = grad.to(dtype)
+        if site.grad_scale != 1.0:
+            grad = grad / site.grad_scale
+        return self.quantity(weight.to(dtype), grad, site.lr, torch.empty_like(grad))
+
+
+@CRITERIA.register("sensitivity")
+@dataclass
+class Sensitivity(Smoothed):
+    """|g θ|, of the step of the masking alone unless smoothing is asked for."""
+
+    smoothing: str = "none"
+
+    @property
+    def moment(self) -> Literal["before", "after"]:
+        return "before"
+
+    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
+        return torch.mul(weight, grad, out=out).abs_()
+
+
+@CRITERIA.register("platon")
+@dataclass
+class Platon(Smoothed):
+    """|g θ| smoothed, times its own uncertainty (Zhang et al. 2022).
+
+    `timing`: "after" is |g_t θ_t+1|, as the public code computes it; "before" is |g_t θ_t|, as the paper writes it.
+    """
+
+    timing: str = "after"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choose(timing=("after", "before"), smoothing=("window", "ema"))
+
+    @property
+    def moment(self) -> Literal["before", "after"]:
+        return "before" if self.timing == "before" else "after"
+
+    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
+        return torch.mul(weight, grad, out=out).abs_()
+
+
+@CRITERIA.register("pins")
+@dataclass
+class Pins(Smoothed):
+    """The paper's criterion, S = -g dθ - g θ.
+
+    `score`: "abs" is |lr g² - g θ_t|, as the reference code; "signed" is lr g² - g θ_t, the paper's equation, for which
+    (with smoothing="none") the top-r mask is provably optimal; "update" takes the optimiser's own step instead of
+    -lr g, which makes it -g_t θ_t+1.
+    """
+
+    score: str = "abs"
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choose(score=("abs", "signed", "update"))
+        if self.signed and self.smoothing != "none":
+            warnings.warn(
+                f"pins with score={self.score!r} and smoothing={self.smoothing!r}: averages of signed scores are mostly "
+                "noise and fell to chance in trials. Use score='abs', or smoothing='none' for the paper's optimum.",
+                stacklevel=3,
+            )
+
+    @property
+    def signed(self) -> bool:
+        return self.score != "abs"
+
+    @property
+    def moment(self) -> Literal["before", "after"]:
+        return "after" if self.score == "update" else "before"
+
+    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
+        if self.score == "update":
+            return torch.mul(weight, grad, out=out).neg_()
+        torch.sub(weight, grad, alpha=lr, out=out).mul_(grad)  # g θ - lr g², the negative of the score
+        return out.abs_() if self.score == "abs" else out.neg_()
+
+
+@CRITERIA.register("snip")
+@dataclass
+class Snip(Smoothed):
+    """|g θ| summed over a few batches before training (Lee et al. 2018); the mask is then fixed.
+
+    The first `batches` steps only measure: their gradients are dropped, so the optimiser changes nothing.
+    """
+
+    smoothing: str = "none"
+    batches: int = 10
+
+    schedule: ClassVar[str | None] = "one-shot"
+    hold: ClassVar[str | None] = "always"
+    calibration: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choose(smoothing=("none",))
+        if self.batches < 1:
+            raise ValueError(f"batches must be at least 1, not {self.batches}")
+
+    @property
+    def moment(self) -> Literal["before", "after"]:
+        return "before"
+
+    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
+        return torch.mul(weight, grad, out=out).abs_()
+
+    def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
+        dtype = torch.float64 if site.owner.dtype == torch.float64 else torch.float32
+        site.state["sum"] = torch.zeros_like(site.weight, dtype=dtype)
+
+    def observe(self, site: Site, t: int, closing: int) -> None:
+        if t <= self.batches:
+            for at, now in self._quantities(site):
+                site.state["sum"][at].add_(now)
+
+    def scores(self, site: Site) -> Scores:
+        return Scores(site.state["sum"])
+
+
+def hashed_uniform(seed: int, name: str, numel: int, offset: int = 0) -> Tensor:
+    """Uniform numbers in [0, 1) that depend only on (seed, name, index): a 64-bit mix of the index, its top 24 bits."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little", signed=True)
+    values = torch.empty(numel)
+    for at in parts(numel):
+        x = torch.arange(offset + at.start, offset + at.stop, dtype=torch.int64).mul_(-7046029254386353131).add_(key)
+        for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
+            x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)  # a logical shift
+        values[at] = (x >> 40).bitwise_and_((1 << 24) - 1).float().div_(1 << 24)
+    return values
+
+
+def _store(target: Tensor, values: Tensor, t: int) -> None:
+    """Writes fp32 values to state; to bf16 with rounding that is unbiased over time.
+
+    Rounding to nearest would freeze an average whose updates are smaller than half a unit in the last place. Instead
+    the rounding point moves with t along the golden-ratio sequence: deterministic, so a resumed run is bit-identical.
+    """
+    if target.dtype != torch.bfloat16:
+        if target.data_ptr() != values.data_ptr():
+            target.copy_(values)
+        return
+    offset = int(math.modf(t * 0.6180339887498949)[0] * 65536)
+    target.copy_(values.view(torch.int32).add_(offset).bitwise_and_(-65536).view(torch.float32))

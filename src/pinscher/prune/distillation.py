@@ -1,0 +1,100 @@
+"""How far the student's outputs are from the teacher's: the paper's D(y_θ(t), y_θ(t_l)), per kind of output.
+
+Every function works on logits and leaves out what does not count: padding, ignored labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # the label that losses pass over
+KINDS = ("classes", "regression", "tokens", "spans", "causal-lm", "seq2seq-lm")
+
+
+def logits_of(outputs: Any, kind: str) -> tuple[Tensor, ...]:
+    """The logits of a model's outputs: one tensor, or start and end for spans."""
+    names = ("start_logits", "end_logits") if kind == "spans" else ("logits",)
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    found = outputs if isinstance(outputs, Mapping) else vars(outputs)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"kind {kind!r} needs {missing[0]} in the model's outputs; they have {', '.join(found)}")
+    return tuple(found[name] for name in names)
+
+
+def infer_kind(outputs: Any) -> str:
+    """The kind of outputs where it is beyond doubt."""
+    found = {} if isinstance(outputs, Tensor) else outputs if isinstance(outputs, Mapping) else vars(outputs)
+    if "start_logits" in found:
+        return "spans"
+    (logits,) = logits_of(outputs, "classes")
+    if logits.dim() == 2:
+        return "regression" if logits.shape[1] == 1 else "classes"
+    raise ValueError(
+        f"logits of shape {tuple(logits.shape)}: say whether these are labels of tokens (kind='tokens'), the next words of a "
+        "causal language model ('causal-lm') or a decoder's words ('seq2seq-lm')"
+    )
+
+
+def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, Any], side: int) -> _Compared:
+    """Brings logits to [rows, classes] with the labels and only the rows that count."""
+    labels = batch.get("labels")
+    if kind == "classes":
+        return _Compared(student, teacher, labels)
+    if kind == "spans":
+        mask = batch.get("attention_mask")
+        if mask is not None:  # padding can be no answer
+            lowest = torch.finfo(student.dtype).min
+            student, teacher = (x.masked_fill(mask == 0, lowest) for x in (student, teacher))
+        return _Compared(student, teacher, batch.get(("start_positions", "end_positions")[side]))
+    if kind == "causal-lm":  # position i speaks of token i + 1
+        student, teacher = student[:, :-1], teacher[:, :-1]
+        labels = None if labels is None else labels[:, 1:]
+    counts = None if labels is None else labels != IGNORED
+    if counts is None:
+        mask = batch.get("decoder_attention_mask" if kind == "seq2seq-lm" else "attention_mask")
+        if mask is not None:
+            counts = (mask[:, 1:] if kind == "causal-lm" else mask) != 0
+    if counts is None:
+        return _Compared(student.flatten(0, 1), teacher.flatten(0, 1), None)
+    return _Compared(student[counts], teacher[counts], None if labels is None else labels[counts])
+
+
+class _Compared:
+    """Rows of student and teacher logits, with labels where there are any."""
+
+    def __init__(self, student: Tensor, teacher: Tensor, labels: Tensor | None) -> None:
+        self.student, self.teacher, self.labels = student.float(), teacher.float(), labels
+
+    def divergence(self, temperature: float) -> Tensor:
+        """Mean KL(teacher || student) at a temperature, times its square so that gradients keep their size."""
+        if self.student.shape[0] == 0:
+            return self.student.sum() * 0.0
+        log_student = F.log_softmax(self.student / temperature, dim=-1)
+        log_teacher = F.log_softmax(self.teacher / temperature, dim=-1)
+        return F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True) * temperature**2
+
+    def mixed(self, temperature: float) -> Tensor:
+        """What turns mean CE into the reference code's mean of a KD + (1 - a) CE, with a = 1 - H(student) / log C.
+
+        KD is T² times the cross-entropy between teacher and student at temperature T. A student that is sure of itself
+        listens to the teacher, one that is not to the labels.
+        """
+        if self.labels is None:
+            raise ValueError("mix='entropy' weighs the labels' loss of each example: the batch must hold labels")
+        counts = (self.labels >= 0) & (self.labels < self.student.shape[-1])
+        student, teacher, labels = self.student[counts], self.teacher[counts], self.labels[counts]
+        if student.shape[0] == 0:
+            return self.student.sum() * 0.0
+        log_student = F.log_softmax(student, dim=-1)
+        entropy = -(log_student.exp() * log_student).sum(-1)
+        alpha = (1 - entropy / torch.tensor(float(student.shape[-1])).log()).detach()
+        soft = -(F.softmax(teacher / temperature, -1) * F.log_softmax(student / temperature, -1)).sum(-1)
+        hard = F.nll_loss(log_student, labels, reduction="none")
+        return (alpha * (soft * temperature**2 - hard)).mean()

@@ -1,0 +1,112 @@
+"""What the pruner has to know about optimisers and training loops: unwrap them, read a step, refuse what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pinscher.prune.criteria import Criterion
+from pinscher.prune.gates import Gated, gate_of
+from pinscher.prune.masking import Reduce
+from pinscher.prune.sites import Site, clean_name
+
+
+def unwrap(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimiser inside Accelerate's wrapper; a DeepSpeed engine is refused."""
+    while True:
+        kind = type(optimizer)
+        if "deepspeed" in kind.__module__.lower() or "deepspeed" in kind.__name__.lower():
+            raise TypeError(
+                "DeepSpeed cannot be used: its engine steps on flattened copies of the weights, out of the pruner's "
+                "reach. Use DDP or FSDP2 instead."
+            )
+        if not hasattr(optimizer, "optimizer"):
+            break
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"attach() needs a torch.optim.Optimizer, not {kind.__name__}")
+    return optimizer
+
+
+def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Criterion) -> None:
+    """Refuses an optimiser that would leave the pruner without gradients or with stale ones."""
+    for site in sites:
+        owner = site.owner
+        if hasattr(owner, "_in_backward_optimizers") or getattr(owner, "_post_accumulate_grad_hooks", None):
+            raise TypeError(
+                f"{site.name} is updated inside backward (a post-accumulate-grad hook): its gradient is gone before all "
+                "weights can be ranked together. Call optimizer.step() after backward instead."
+            )
+    inside = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if isinstance(criterion, Gated):
+        wanted = [(site.name, p) for site in sites for p in gate_of(site).parameters()]
+        if any(id(p) not in inside for _, p in wanted):
+            raise ValueError(
+                "the learned masks' parameters are not in this optimiser. Build it after the pruner, from "
+                "pruner.param_groups()."
+            )
+        masks = {id(p) for _, p in wanted}
+        if any(len({id(p) in masks for p in group["params"]}) > 1 for group in optimizer.param_groups):
+            raise ValueError(
+                "the learned masks share a parameter group with the weights, so they would train at the weights' "
+                "learning rate. Build the optimiser from pruner.param_groups() instead of model.parameters()."
+            )
+    elif criterion.needs_grad:
+        missing = [site.name for site in sites if id(site.owner) not in inside or not site.owner.requires_grad]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(sites)} prunable matrices are frozen or not in this optimiser, for one "
+                f"{missing[0]}. Train them, or leave them out with exclude_modules."
+            )
+
+
+def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A closure computes gradients inside the step, after the pruner has looked at them."""
+    given = kwargs.get("closure", args[0] if args and callable(args[0]) else None)
+    if given is not None:
+        raise TypeError("optimizer.step(closure) computes gradients inside the step; call backward() before step().")
+
+
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimiser will leave this step out because GradScaler found infinities."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and float(found) > 0
+
+
+def read_step(optimizer: torch.optim.Optimizer, sites: Sequence[Site]) -> None:
+    """Notes each site's learning rate, and the scale its gradient still carries under a fused optimiser."""
+    scale = getattr(optimizer, "grad_scale", None)
+    rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    for site in sites:
+        site.lr = rates.get(id(site.owner), 0.0)
+        site.grad_scale = 1.0 if scale is None else float(scale)
+
+
+def finite(sites: Sequence[Site], reduce: Reduce | None) -> bool:
+    """Whether all gradients are finite, on every rank. A sum is finite only if every term is."""
+    sums = [grad.sum(dtype=torch.float32) for site in sites if (grad := site.grad) is not None]
+    bad = torch.tensor([sum(not bool(s.isfinite()) for s in sums)])
+    return int((reduce(bad) if reduce else bad)[0]) == 0
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the coming step change nothing: optimisers pass over parameters without a gradient."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def freeze_backbone(model: nn.Module, sites: Sequence[Site]) -> None:
+    """Freezes everything but the head: the part of the model that holds the blocks, and all embeddings."""
+    backbones = {site.name.split(".")[0] for site in sites if "." in site.name}
+    for name, parameter in model.named_parameters():
+        if clean_name(name).split(".")[0] in backbones:
+            parameter.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight.requires_grad_(False)
+    for site in sites:
+        site.owner.requires_grad_(False)

@@ -1,0 +1,262 @@
+"""The one global fact of a masking: which score the last kept weight has.
+
+`threshold` finds the exact k-th largest score over many matrices without sorting them, without copying them
+together and without `kthvalue`. It works in three moves, each of which only needs *counts* from other ranks:
+
+1. a strided sample gives a bracket (low, high] that holds the k-th largest score almost surely;
+2. one pass over all scores, cache-sized parts at a time, counts what lies above `low` and collects the groups of
+   neighbours that hold a score inside the bracket;
+3. radix selection among those (histograms of 16-bit digits) gives the exact score.
+
+If the bracket missed, or holds too many scores to collect, the same radix selection runs over everything: slower,
+constant in memory, never wrong. Ties are broken by (site, flat index), so exactly `keep` positions survive.
+
+`kept_reference` is the slow, obvious version that the tests compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PART = 12 << 15  # scores looked at together: 1.5 MB of fp32, so that every temporary stays in the cache
+GROUP = 32  # neighbours folded into one minimum when looking for the few scores inside the bracket
+SAMPLE = 1 << 20  # scores sampled to place the bracket
+SIGMAS = 3.0  # half-width of the bracket; a miss costs a slower second pass, a wider one costs every call
+COLLECT = 1 << 23  # at most so many scores are collected (32 MB)
+DIGIT = 16  # bits that one radix step decides
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Scores:
+    """The scores of one site, computed part by part from its tensors so that they need never exist as a whole.
+
+    Args:
+        tensors: contiguous tensors of one shape, the score's ingredients.
+        combine: elementwise, gives the scores of matching pieces of the tensors; None if there is one tensor and it
+            holds the scores themselves.
+    """
+
+    def __init__(self, *tensors: Tensor, combine: Callable[..., Tensor] | None = None) -> None:
+        self.tensors = tuple(tensor.detach().reshape(-1) for tensor in tensors)
+        self.combine = combine
+        self.numel = self.tensors[0].numel()
+
+    def read(self, at: slice) -> Tensor:
+        """The scores of a flat slice, 1-D, fp32 or fp64; not to be written to."""
+        return self._score([tensor[at] for tensor in self.tensors])
+
+    def groups(self, rows: Tensor) -> Tensor:
+        """The scores of whole groups of GROUP neighbours, 1-D."""
+        whole = self.numel // GROUP * GROUP
+        return self._score([t[:whole].view(-1, GROUP).index_select(0, rows).view(-1) for t in self.tensors])
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        for at in parts(self.numel):
+            yield at, self.read(at)
+
+    def _score(self, pieces: list[Tensor]) -> Tensor:
+        values = pieces[0] if self.combine is None else self.combine(*pieces)
+        return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Keep every score above `value`, and of those equal to it the first `quotas[i]` of site i.
+
+    `quotas` is None when every score equal to `value` is kept, which is the usual case: then the mask is a single
+    comparison.
+    """
+
+    value: float
+    quotas: tuple[int, ...] | None = None
+
+    def drops(self, scores: Scores, site: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yields (flat slice, True where the weight is pruned) for one site, part by part."""
+        left = 0 if self.quotas is None else self.quotas[site]
+        for at, values in scores.parts():
+            if self.quotas is None:
+                yield at, torch.ge(values, self.value).logical_not_()
+                continue
+            equal = values == self.value
+            first = equal & (equal.cumsum(0) <= left)
+            left -= int(first.sum())
+            yield at, (values > self.value).logical_or_(first).logical_not_()
+
+
+def parts(numel: int, size: int = PART) -> Iterator[slice]:
+    """Cuts range(numel) into slices that fit the cache."""
+    for start in range(0, numel, size):
+        yield slice(start, min(start + size, numel))
+
+
+def threshold(scores: Sequence[Scores], keep: int, reduce: Reduce | None = None) -> Threshold:
+    """Finds the exact score of the `keep`-th largest of all scores together.
+
+    Args:
+        scores: one entry a site. Infinities are ordinary scores; NaN ranks below everything and is never kept.
+        keep: how many positions survive, over all sites (and all ranks).
+        reduce: sums a small integer tensor over all ranks; None on a single process.
+
+    Raises:
+        ValueError: if `keep` is negative, or more than the scores that are not NaN.
+    """
+    together = reduce or (lambda counts: counts)
+    total = int(together(torch.tensor([sum(s.numel for s in scores)]))[0])
+    if keep < 0 or keep > total:
+        raise ValueError(f"cannot keep {keep} of {total} scores")
+    if keep == 0:
+        return Threshold(float("inf"), (0,) * len(scores))
+    dtype = _dtype(scores)
+    found = _candidates(scores, keep, total, dtype, together)
+    if found is None:
+        inside, larger, source = scores, 0, lambda: (_keys(v) for s in scores for _, v in s.parts())
+    else:
+        inside, larger = found
+        keys = _keys(torch.cat([s.read(slice(0, s.numel)) for s in inside]))
+        source = lambda: iter([keys])  # noqa: E731
+    value, above, equal = _select(source, keep - larger, dtype, together)
+    if math.isnan(value):
+        raise ValueError("too many scores are NaN to rank them. Did training diverge? Try a lower learning rate.")
+    ties = keep - larger - above
+    return Threshold(value, None if ties == equal else _quotas(inside, value, ties))
+
+
+def kept_reference(scores: Sequence[Tensor], keep: int) -> list[Tensor]:
+    """The slow, obvious version: sorts everything together and returns the masks (True is kept)."""
+    flat = torch.cat([s.reshape(-1) for s in scores]).double()
+    order = torch.sort(flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), descending=True, stable=True)
+    mask = torch.zeros(flat.numel(), dtype=torch.bool)
+    mask[order.indices[:keep]] = True
+    pieces = mask.split([s.numel() for s in scores])
+    return [piece.view(s.shape) for piece, s in zip(pieces, scores, strict=True)]
+
+
+# ---------------------------------------------------------------- the bracket
+
+
+def _candidates(
+    scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, together: Reduce
+) -> tuple[list[Scores], int] | None:
+    """The scores of each site inside the bracket and how many scores are larger; None if the bracket is of no use."""
+    low, high = _bracket(scores, keep, total, dtype, together)
+    scratch = torch.empty(min(PART, max(s.numel for s in scores)), dtype=dtype)
+    above_low, collected, room = 0, [], COLLECT
+    for site in scores:
+        count, inside = _look(site, low, high, scratch)
+        above_low += count
+        room -= inside.numel()
+        if room >= 0:
+            collected.append(Scores(inside))
+    above_low, count, overfull = together(torch.tensor([above_low, COLLECT - room, int(room < 0)])).tolist()
+    larger = above_low - count
+    return None if overfull or not larger < keep <= above_low else (collected, larger)
+
+
+def _bracket(
+    scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, together: Reduce
+) -> tuple[float, float]:
+    """Two scores between which the keep-th largest lies almost surely, from a strided sample."""
+    # An odd stride shares few factors with the usual row lengths, so the sample does not see a few columns only.
+    stride = max(1, total // SAMPLE) | 1
+    sample = _keys(torch.cat([s.read(slice(0, s.numel, stride)) for s in scores]))
+    size = int(together(torch.tensor([sample.numel()]))[0])
+    expected = keep / total * size
+    slack = SIGMAS * (expected * (1 - keep / total)) ** 0.5 + 1
+    highest, lowest = int(expected - slack), int(expected + slack) + 2
+    high = _select(lambda: iter([sample]), highest, dtype, together)[0] if highest >= 1 else float("inf")
+    low = _select(lambda: iter([sample]), lowest, dtype, together)[0] if lowest <= size else float("-inf")
+    return low, high
+
+
+def _look(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, Tensor]:
+    """How many scores of a site lie above `low`, and those of them that are at most `high`.
+
+    What is not above `low` becomes the largest float, so that a group's minimum is its smallest score above `low`: only
+    groups where that is at most `high` are looked at one by one. Indicators are floats because those are what torch
+    compares and sums fastest.
+    """
+    largest = torch.finfo(scratch.dtype).max
+    whole = site.numel // GROUP * GROUP
+    smallest = scratch.new_empty(whole // GROUP)
+    below = 0.0
+    for at, values in site.parts():
+        kept = scratch[: values.numel()]
+        torch.ops.aten.threshold.out(values, low, largest, out=kept)
+        end = min(at.stop, whole)
+        torch.amin(kept[: end - at.start].view(-1, GROUP), 1, out=smallest[at.start // GROUP : end // GROUP])
+        below += kept.eq_(largest).sum().item()
+    rows = smallest.le(high).nonzero().view(-1)
+    pieces = [site.groups(rows), site.read(slice(whole, site.numel))]
+    # A NaN was counted as above `low`; it shows in its group's minimum. Claim nothing: radix selection knows NaN.
+    if smallest.sum().isnan() or pieces[1].isnan().any():
+        return 0, pieces[0]
+    return site.numel - int(below), torch.cat([p[p.gt(low).logical_and_(p.le(high))] for p in pieces if p.numel()])
+
+
+def _quotas(scores: Sequence[Scores], value: float, ties: int) -> tuple[int, ...]:
+    """Shares the places left for scores equal to `value` out in the order of the sites."""
+    quotas = []
+    for site in scores:
+        equal = sum(int((values == value).sum()) for _, values in site.parts())
+        quotas.append(min(equal, ties))
+        ties -= quotas[-1]
+    return tuple(quotas)
+
+
+# ---------------------------------------------------------------- radix selection
+
+
+def _select(
+    source: Callable[[], Iterator[Tensor]], rank: int, dtype: torch.dtype, together: Reduce
+) -> tuple[float, int, int]:
+    """The score of the rank-th largest key (1 is the largest), how many are larger and how many are equal."""
+    top = torch.finfo(dtype).bits - DIGIT
+    prefix, above, equal = 0, 0, 0
+    for shift in range(top, -1, -DIGIT):
+        counts = torch.zeros(1 << DIGIT, dtype=torch.int64)
+        for keys in source():
+            digits = keys >> shift
+            if shift == top:
+                digits += 1 << (DIGIT - 1)  # the top digit is signed: let it start at zero
+            else:
+                digits = digits[(digits >> DIGIT) == prefix] & ((1 << DIGIT) - 1)
+            counts += torch.bincount(digits, minlength=1 << DIGIT).cpu()
+        counts = together(counts)
+        larger = counts.flip(0).cumsum(0)
+        place = int(torch.searchsorted(larger, rank - above))
+        digit = (1 << DIGIT) - 1 - place
+        equal = int(counts[digit])
+        above += int(larger[place]) - equal
+        prefix = digit - (1 << (DIGIT - 1)) if shift == top else (prefix << DIGIT) | digit
+    return _score_of(prefix, dtype), above, equal
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Maps floats to integers of the same width and order; NaN becomes the smallest, -0.0 equals 0.0."""
+    integer = _integer(values.dtype)
+    bits = (values + 0.0).view(integer)
+    keys = bits ^ ((bits >> (torch.iinfo(integer).bits - 1)) & torch.iinfo(integer).max)
+    return keys.masked_fill_(values.isnan(), torch.iinfo(integer).min)
+
+
+def _score_of(key: int, dtype: torch.dtype) -> float:
+    integer = _integer(dtype)
+    if key == torch.iinfo(integer).min:
+        return math.nan
+    bits = key if key >= 0 else key ^ torch.iinfo(integer).max
+    return float(torch.tensor(bits, dtype=integer).view(dtype))
+
+
+def _integer(dtype: torch.dtype) -> torch.dtype:
+    return torch.int64 if dtype == torch.float64 else torch.int32
+
+
+def _dtype(scores: Sequence[Scores]) -> torch.dtype:
+    wide = any(s.numel and s.read(slice(0, 1)).dtype == torch.float64 for s in scores)
+    return torch.float64 if wide else torch.float32

@@ -1,0 +1,127 @@
+"""How dense the model is to be after t optimiser steps, and when to re-rank its weights. Pure functions of t.
+
+The paper's cubic schedule, with total steps T, warm-up t_i, cool-down t_f, from density r_i to r_f:
+
+    t < t_i            r_i
+    t_i <= t < T-t_f   r_f + (r_i - r_f) * ((T - t_f - t) / (T - t_f - t_i))^3
+    otherwise          r_f
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pinscher.prune.registry import Registry
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The common part: three phases, of which a subclass shapes the middle one.
+
+    Args:
+        total: optimiser steps of the whole run (T).
+        warmup: steps before pruning starts (t_i).
+        cooldown: steps at the end with the final density (t_f).
+        interval: re-rank the weights every so many steps (the paper's window of 10).
+        final: density at the end (r_f).
+        initial: density at the start (r_i).
+    """
+
+    total: int
+    warmup: int
+    cooldown: int
+    interval: int
+    final: float
+    initial: float = 1.0
+
+    once: ClassVar[bool] = False  # whether the mask stays fixed after the first masking
+
+    def __post_init__(self) -> None:
+        for name in ("total", "interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "cooldown"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+        for name in ("final", "initial"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} density must lie between 0 and 1, not {getattr(self, name)}")
+        if self.warmup + self.cooldown > self.total:
+            raise ValueError(
+                f"the schedule does not fit: warm-up {self.warmup} + cool-down {self.cooldown} steps exceed the "
+                f"{self.total} steps of the run. Train longer or shorten them."
+            )
+        if self.interval > self.settled_at:
+            raise ValueError(
+                f"the schedule does not fit: no interval of {self.interval} steps ends in the {self.settled_at} steps "
+                f"before the cool-down. Choose interval <= {self.settled_at}, a shorter cool-down or a longer run."
+            )
+
+    @property
+    def settled_at(self) -> int:
+        """The step from which on the final density holds."""
+        return self.total - self.cooldown
+
+    def density(self, t: int) -> float:
+        """The fraction of weights to keep after t completed steps."""
+        if t < self.warmup:
+            return self.initial
+        if t >= self.settled_at:
+            return self.final
+        left = (self.settled_at - t) / (self.settled_at - self.warmup)
+        return self.final + (self.initial - self.final) * self.shape(left)
+
+    def shape(self, left: float) -> float:
+        """How much of the way from `initial` to `final` is left, given the fraction of middle steps left."""
+        raise NotImplementedError
+
+    def due(self, t: int) -> bool:
+        """Whether the weights are re-ranked after t completed steps."""
+        if t < 1 or self.density(t) >= 1.0:
+            return False
+        return t % self.interval == 0 or t in (self.settled_at, self.total)
+
+    def settled(self, t: int) -> bool:
+        """Whether the cool-down has been reached."""
+        return t >= self.settled_at
+
+
+SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
+
+
+@SCHEDULES.register("cubic")
+class Cubic(Schedule):
+    """The paper's: fast while there is much to remove, slow towards the end."""
+
+    def shape(self, left: float) -> float:
+        return left**3
+
+
+@SCHEDULES.register("linear")
+class Linear(Schedule):
+    """The same number of weights removed at every masking."""
+
+    def shape(self, left: float) -> float:
+        return left
+
+
+@SCHEDULES.register("constant")
+class Constant(Schedule):
+    """The final density from the end of the warm-up on; the mask is still re-ranked."""
+
+    def shape(self, left: float) -> float:
+        return 0.0
+
+
+@SCHEDULES.register("one-shot")
+class OneShot(Schedule):
+    """Dense until the cool-down, then pruned once; the cool-down is the recovery."""
+
+    once = True
+
+    def shape(self, left: float) -> float:
+        return 1.0
+
+    def due(self, t: int) -> bool:
+        return t == self.settled_at and self.density(t) < 1.0

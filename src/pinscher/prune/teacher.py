@@ -1,0 +1,193 @@
+"""The objective's second term: L = L_er + D(y_θ(t), y_θ(t_l)), with θ(t_l) the latest best student.
+
+Self-regularisation: at every evaluation (step 0 included) a student that beats the best so far becomes the teacher, so the
+teacher's sparsity rises with the student's. Knowledge distillation: a dense teacher, fixed. In a plain loop:
+
+    loss = loss + teacher.loss(batch, outputs)
+    ...
+    teacher.consider(validation_score)          # every now and then
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of
+from pinscher.prune.snapshot import Snapshot
+
+OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
+CACHEABLE = ("classes", "regression")  # a few numbers an example
+
+
+class Teacher:
+    """Regularises a student by itself, by a fixed teacher, or not at all.
+
+    Args:
+        model: the student.
+        objective: "self-regularization", "knowledge-distillation" or "empirical-risk" (no second term).
+        fixed: the densely fine-tuned teacher of knowledge distillation; used as it is, in evaluation mode.
+        kind: what the outputs are: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None finds out, where there
+            is no doubt.
+        mix: "sum" adds the divergence to the loss (paper); "entropy" weighs both for each example (reference code).
+        temperature: softens both sides; by default 1 for "sum" and 2 for "entropy".
+        greater_is_better: whether a higher validation score is better.
+        cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: str = "self-regularization",
+        *,
+        fixed: nn.Module | None = None,
+        kind: str | None = None,
+        mix: str = "sum",
+        temperature: float | None = None,
+        greater_is_better: bool = True,
+        cache_bytes: int = 512 << 20,
+    ) -> None:
+        for name, value, allowed in (
+            ("objective", objective, OBJECTIVES),
+            ("kind", kind, (None, *KINDS)),
+            ("mix", mix, ("sum", "entropy")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+        if (objective == "knowledge-distillation") != (fixed is not None):
+            raise ValueError("objective 'knowledge-distillation' needs the teacher as `fixed`, the others take none")
+        self.objective, self.kind, self.mix = objective, kind, mix
+        self.temperature = temperature if temperature is not None else (2.0 if mix == "entropy" else 1.0)
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, not {self.temperature}")
+        self.greater_is_better = greater_is_better
+        self.best: float | None = None  # validation score of the teacher
+        self.changes = 0  # how often the teacher has been replaced
+        self.cache_bytes = cache_bytes
+        self._cached = 0
+        self._cache: dict[bytes, Tensor] = {}
+        # The teacher stays out of every module tree: wrapped in objects that are not modules.
+        self._fixed = (fixed.eval().requires_grad_(False),) if fixed is not None else ()
+        self.snapshot = Snapshot(model) if objective == "self-regularization" else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a teacher yet."""
+        return bool(self._fixed) or self.best is not None
+
+    def consider(self, score: float) -> bool:
+        """Takes the student as the new teacher if its validation score beats the best so far; says whether it did."""
+        if self.snapshot is None or math.isnan(score):
+            return False
+        if self.best is not None and not (score > self.best if self.greater_is_better else score < self.best):
+            return False
+        self.best = float(score)
+        self.changes += 1
+        self.snapshot.take()
+        self._cache, self._cached = {}, 0
+        return True
+
+    def loss(self, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        """The term to add to the student's loss for this batch; zero while there is no teacher.
+
+        Args:
+            batch: the model's inputs, labels included.
+            outputs: the student's outputs for that batch, or its logits.
+        """
+        kind = self.kind or (infer_kind(outputs) if self.objective != "empirical-risk" else "classes")
+        if not self.ready:
+            first = outputs if isinstance(outputs, Tensor) else logits_of(outputs, kind)[0]
+            return first.new_zeros(())
+        student = logits_of(outputs, kind)
+        teacher = self._outputs(batch, kind)
+        if kind == "regression":
+            # The reference code leaves regression to the labels.
+            return F.mse_loss(student[0], teacher[0]) if self.mix == "sum" else student[0].new_zeros(())
+        terms = []
+        for side, (mine, its) in enumerate(zip(student, teacher, strict=True)):
+            both = compared(kind, mine, its, batch, side)
+            terms.append(both.divergence(self.temperature) if self.mix == "sum" else both.mixed(self.temperature))
+        return torch.stack(terms).mean()
+
+    # ------------------------------------------------------------ the teacher's outputs
+
+    def _outputs(self, batch: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
+        inputs = {name: value for name, value in batch.items() if not _is_label(name) or kind == "seq2seq-lm"}
+        keys = _fingerprints(inputs) if kind in CACHEABLE and self.cache_bytes else []
+        if not keys:
+            return self._run(inputs, kind)
+        unknown = [row for row, key in enumerate(keys) if key not in self._cache]
+        fresh: dict[bytes, Tensor] = {}
+        if unknown:
+            some = {n: v[unknown] if isinstance(v, Tensor) and v.dim() else v for n, v in inputs.items()}
+            fresh = dict(zip([keys[row] for row in unknown], self._run(some, kind)[0].cpu(), strict=True))
+        rows = torch.stack([fresh[key] if key in fresh else self._cache[key] for key in keys])
+        for key, row in fresh.items():
+            size = row.numel() * row.element_size() + len(key)
+            if self._cached + size <= self.cache_bytes:
+                self._cache[key] = row.clone()
+                self._cached += size
+        return (rows.to(next(v for v in inputs.values() if isinstance(v, Tensor)).device),)
+
+    def _run(self, inputs: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            outputs = self._fixed[0](**inputs) if self._fixed else self.snapshot(inputs)  # type: ignore[misc]
+        return logits_of(outputs, kind)
+
+    # ------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs; a fixed teacher is not part of it."""
+        keys = list(self._cache)
+        return {
+            "objective": self.objective,
+            "best": self.best,
+            "changes": self.changes,
+            "snapshot": self.snapshot.state_dict() if self.snapshot is not None and self.best is not None else None,
+            "cache_keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8),
+            "cache_rows": torch.stack([self._cache[key] for key in keys]) if keys else torch.empty(0),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["objective"] != self.objective:
+            raise ValueError(f"the checkpoint's objective is {state['objective']!r}, this run's {self.objective!r}")
+        if state["snapshot"] is not None and self.snapshot is not None:
+            self.snapshot.load_state_dict(state["snapshot"])
+        self.best, self.changes = state["best"], state["changes"]
+        keys = [bytes(key) for key in state["cache_keys"].tolist()]
+        self._cache = {key: row.clone() for key, row in zip(keys, state["cache_rows"], strict=True)}
+        self._cached = sum(row.numel() * row.element_size() + len(key) for key, row in self._cache.items())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the snapshot and of remembered outputs."""
+        return (self.snapshot.nbytes if self.snapshot is not None else 0) + self._cached
+
+
+def _is_label(name: str) -> bool:
+    return name in ("labels", "label", "label_ids", "start_positions", "end_positions", "num_items_in_batch")
+
+
+def _fingerprints(inputs: Mapping[str, Any]) -> list[bytes]:
+    """One key for each example: a hash of its inputs without padding, so that its place in a batch does not matter."""
+    tensors = {n: v.cpu() for n, v in sorted(inputs.items()) if isinstance(v, Tensor) and v.dim() > 0}
+    if not tensors:
+        return []
+    mask = tensors.get("attention_mask")
+    keys = []
+    for row in range(next(iter(tensors.values())).shape[0]):
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in tensors.items():
+            values = tensor[row]
+            if mask is not None and mask.dim() == 2 and values.dim() >= 1 and values.shape[0] == mask.shape[1]:
+                values = values[mask[row] != 0]
+            digest.update(f"{name}{values.dtype}{tuple(values.shape)}".encode())
+            digest.update(values.reshape(-1).contiguous().view(torch.uint8).numpy())
+        keys.append(digest.digest())
+    return keys
