@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,18 +51,21 @@ class PruningConfig:
             raise ValueError(f"sparsity must lie in [0, 1), not {self.sparsity:g}.{hint}")
         if self.initial_sparsity is not None and not 0.0 <= self.initial_sparsity <= self.sparsity:
             raise ValueError(f"initial_sparsity must lie between 0 and sparsity, not {self.initial_sparsity:g}")
-        if self.total_steps < 1:
+        if not isinstance(self.total_steps, int) or self.total_steps < 1:
             raise ValueError(
                 f"total_steps must be the number of optimiser steps of the run, not {self.total_steps}: "
                 "the schedule ends there."
             )
+        if not isinstance(self.interval, int):
+            raise ValueError(f"interval must be a whole number of steps, not {self.interval}")
+        SCHEDULES[self.schedule]
         if self.hold not in HOLDS:
             raise ValueError(f"hold must be one of {', '.join(HOLDS)}, not {self.hold!r}")
         if self.state_dtype not in STATE_DTYPES:
             raise ValueError(f"state_dtype must be one of {', '.join(STATE_DTYPES)}, not {self.state_dtype!r}")
         for name in ("warmup", "cooldown"):
             value = getattr(self, name)
-            if value < 0 or (value >= 1 and value != int(value)):
+            if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
                 raise ValueError(f"{name} must be a number of steps, or a fraction below 1; not {value}")
         self.make_schedule()
 
@@ -81,18 +85,16 @@ class PruningConfig:
         if self.initial_sparsity is not None:
             initial_density = 1.0 - self.initial_sparsity
         cooldown = self._steps(self.cooldown)
-        interval = self.interval
         if isinstance(criterion, Snip):  # measures first, then trains with the mask
             if criterion.batches >= self.total_steps:
                 raise ValueError(f"snip measures {criterion.batches} batches but the run has {self.total_steps} steps")
-            cooldown, interval = self.total_steps - criterion.batches, 1
-        kind = SCHEDULES[criterion.schedule or self.schedule]
-        warmup = 0 if criterion.schedule else self._steps(self.warmup)
-        return kind(
+            cooldown = self.total_steps - criterion.batches
+        one_shot = criterion.schedule is not None  # such a method has neither a warm-up nor windows
+        return SCHEDULES[criterion.schedule or self.schedule](
             total=self.total_steps,
-            warmup=warmup,
+            warmup=0 if one_shot else self._steps(self.warmup),
             cooldown=cooldown,
-            interval=interval,
+            interval=1 if one_shot else self.interval,
             final=1.0 - self.sparsity,
             initial=1.0 if initial_density is None else initial_density,
         )

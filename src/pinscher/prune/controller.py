@@ -2,7 +2,8 @@
 
 Hard movement and PST are ranked like any criterion. Soft movement and l0 do not reach a sparsity by themselves, so a
 controller moves one thing that decides which gates are open (see `SoftMovement`, `L0`), and the last step projects
-to exactly the target. What that projection had to change is kept as a `Projection`: it measures the controller.
+to exactly the target. What the projection meets, as the last step of training left it, is kept as a `Projection`: it
+measures the controller.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from pinscher.prune.gates import CLOSED, L0, Gated, SoftMovement, _ConcreteGate, _SoftGate, gate_of
 from pinscher.prune.masking import Scores, threshold
-from pinscher.prune.schedule import Schedule
 from pinscher.prune.sites import Site
 
 if TYPE_CHECKING:
@@ -30,42 +31,42 @@ class Projection:
     changed: float  # fraction of all gates that it opened or closed
 
 
-def steer(criterion: Gated, sites: Sequence[Site], schedule: Schedule, t: int, pruner: Pruner) -> None:
+def steer(criterion: Gated, pruner: Pruner, t: int) -> None:
     """Brings the open gates to the schedule's density after step t."""
-    controlled = isinstance(criterion, SoftMovement | L0)
-    if not controlled or t >= schedule.total:
-        if schedule.due(t) and t <= schedule.total:
-            project(criterion, sites, schedule.density(t), pruner)
-        return
+    schedule = pruner.schedule
     density = schedule.density(t)
-    if density >= 1.0:
+    if t > schedule.total or density >= 1.0:
         return
-    if isinstance(criterion, SoftMovement):
-        _move_level(sites, density, criterion.score_lr, pruner)
+    controlled = isinstance(criterion, SoftMovement | L0)
+    if t == schedule.total or (schedule.due(t) and not controlled):
+        project(criterion, pruner, density)
+    elif isinstance(criterion, SoftMovement):
+        _move_level(pruner, density, criterion.score_lr)
     elif isinstance(criterion, L0) and schedule.due(t):
-        pruner.rank(density)
-        _separate(sites, criterion.margin, pruner)
+        pruner.ranking.rank(density)
+        _separate(pruner, criterion.margin)
 
 
-def project(criterion: Gated, sites: Sequence[Site], density: float, pruner: Pruner) -> None:
+def project(criterion: Gated, pruner: Pruner, density: float) -> None:
     """Sets every gate's mask to the exact top of the ranking."""
-    was_open = {site.name: _open(site) for site in sites}
-    pruner.rank(density)
+    was_open = [_open(site) for site in pruner.sites]
+    pruner.ranking.rank(density)
     changed = 0
-    for site in sites:
+    for i, (site, before) in enumerate(zip(pruner.sites, was_open, strict=True)):
         gate = gate_of(site)
-        kept = pruner.mask(site.name)
-        changed += int((kept != was_open[site.name]).sum())
+        kept = pruner.ranking.mask(i).view_as(gate.mask)
+        changed += int((kept != before).sum())
         gate.mask.copy_(kept)
         if isinstance(gate, _SoftGate | _ConcreteGate):
             gate.fixed.fill_(True)
     if isinstance(criterion, L0):
-        _separate(sites, criterion.margin, pruner)
-    opened = sum(int(mask.sum()) for mask in was_open.values())
+        _separate(pruner, criterion.margin)
+    opened = sum(int(mask.sum()) for mask in was_open)
+    opened, changed = pruner.ranks.count(opened), pruner.ranks.count(changed)
     pruner.projection = Projection(opened / pruner.total, changed / pruner.total)
 
 
-def _open(site: Site) -> torch.Tensor:
+def _open(site: Site) -> Tensor:
     """Which gates of a site are open now, at test time."""
     gate = gate_of(site)
     if isinstance(gate, _SoftGate) and not gate.fixed:
@@ -75,31 +76,36 @@ def _open(site: Site) -> torch.Tensor:
     return gate.mask.clone()
 
 
-def _move_level(sites: Sequence[Site], density: float, step: float, pruner: Pruner) -> None:
+def _move_level(pruner: Pruner, density: float, step: float) -> None:
     """One Newton step on density(level) = target, or the exact level where that would be far off."""
-    gates = [gate_of(site) for site in sites]
-    level = float(gates[0].level)  # type: ignore[arg-type]
-    here, there = (
-        sum(int((gate.scores(gate.mask) > at).sum()) for gate in gates) / pruner.total for at in (level, level + step)
-    )
-    slope = (here - there) / step
-    error = here - density
-    if abs(error) <= 0.02 and slope > 0.02:
-        level += max(-step, min(step, error / slope))
+    gates = [gate for site in pruner.sites if isinstance(gate := gate_of(site), _SoftGate)]
+
+    def density_at(level: float) -> float:
+        return pruner.ranks.count(sum(int((gate.importance > level).sum()) for gate in gates)) / pruner.total
+
+    level = float(gates[0].level)
+    here = density_at(level)
+    slope = (here - density_at(level + step)) / step
+    if abs(here - density) <= 0.02 and slope > 0.02:
+        level += max(-step, min(step, (here - density) / slope))
     else:
-        keep = max(1, int(density * pruner.total + 0.5))
-        cut = threshold([Scores(gate.scores(gate.mask)) for gate in gates], keep, pruner.reduce)
-        # Just below the last kept score, which itself has to be above the level.
-        level = float(torch.nextafter(torch.tensor(cut.value, dtype=torch.float32), torch.tensor(-torch.inf)))
+        level = _exact_level(gates, density, pruner)
     for gate in gates:
-        gate.level.fill_(level)  # type: ignore[operator]
+        gate.level.fill_(level)
+    pruner.ranking.kept = round(density_at(level) * pruner.total)
 
 
-def _separate(sites: Sequence[Site], margin: float, pruner: Pruner) -> None:
+def _exact_level(gates: Sequence[_SoftGate], density: float, pruner: Pruner) -> float:
+    keep = max(1, int(density * pruner.total + 0.5))
+    last = threshold([Scores(gate.importance) for gate in gates], keep, pruner.ranks).value
+    return last - 1e-6 * max(1.0, abs(last))  # the last kept score has to be above the level
+
+
+def _separate(pruner: Pruner, margin: float) -> None:
     """Moves l0's logits to the side of CLOSED where the ranking wants them, no further than `margin` past it."""
-    for site in sites:
+    for i, site in enumerate(pruner.sites):
         gate = gate_of(site)
         assert isinstance(gate, _ConcreteGate)
-        kept = pruner.mask(site.name)
         logits = gate.logits.data
+        kept = pruner.ranking.mask(i).view_as(logits)
         logits.copy_(torch.where(kept, logits.clamp(min=CLOSED + margin), logits.clamp(max=CLOSED - margin)))

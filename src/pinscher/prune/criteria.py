@@ -93,7 +93,7 @@ class Random(Criterion):
     needs_grad: ClassVar[bool] = False
 
     def scores(self, site: Site) -> Scores:
-        return Scores(hashed_uniform(self.seed, site.name, site.weight.numel()))
+        return Scores(hashed_uniform(self.seed, site.name, site.weight.numel()).to(site.weight.device))
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Smoothed(Criterion):
                 self._fold(site, at, now.add_(total).div_(closing), t)
                 total.zero_()
             else:
-                _store(total, total.add_(now) if total.dtype == now.dtype else now.add_(total), t)
+                _store(total, total.to(now.dtype).add_(now), t)
 
     def scores(self, site: Site) -> Scores:
         if self.smoothing == "none":
@@ -166,17 +166,16 @@ class Smoothed(Criterion):
 
     def _fold(self, site: Site, at: slice, now: Tensor, t: int) -> None:
         mean = site.state["mean"][at]
-        new_mean = (mean if mean.dtype == now.dtype else mean.to(now.dtype)).lerp_(now, 1 - self.beta1)
+        new_mean = mean.to(now.dtype).lerp_(now, 1 - self.beta1)  # in place where the precision is the same
+        _store(mean, new_mean, t)
         if "spread" in site.state:
             spread = site.state["spread"][at]
-            now.sub_(new_mean).abs_()
-            _store(spread, (spread if spread.dtype == now.dtype else spread.to(now.dtype)).lerp_(now, 1 - self.beta2), t)
-        _store(mean, new_mean, t)
+            _store(spread, spread.to(now.dtype).lerp_(now.sub_(new_mean).abs_(), 1 - self.beta2), t)
 
     def _quantities(self, site: Site) -> Iterator[tuple[slice, Tensor]]:
         weight, grad = site.weight, site.grad
         if grad is None:  # the matrix took no part in this step
-            return
+            grad = torch.zeros_like(weight)
         for at in parts(weight.numel()):
             yield at, self._quantity(site, weight[at], grad[at])
 
@@ -191,9 +190,12 @@ class Smoothed(Criterion):
 @CRITERIA.register("sensitivity")
 @dataclass
 class Sensitivity(Smoothed):
-    """|g θ|, of the step of the masking alone unless smoothing is asked for."""
+    """|g θ| of the step of the masking alone. Smoothed, it would be platon."""
 
     smoothing: str = "none"
+
+    def __post_init__(self) -> None:
+        self._choose(smoothing=("none",))
 
     @property
     def moment(self) -> Literal["before", "after"]:
@@ -243,8 +245,8 @@ class Pins(Smoothed):
         self._choose(score=("abs", "signed", "update"))
         if self.signed and self.smoothing != "none":
             warnings.warn(
-                f"pins with score={self.score!r} and smoothing={self.smoothing!r}: averages of signed scores are mostly "
-                "noise and fell to chance in trials. Use score='abs', or smoothing='none' for the paper's optimum.",
+                f"pins with score={self.score!r} and smoothing={self.smoothing!r}: averages of signed scores are "
+                "mostly noise and fell to chance in trials. Use score='abs', or smoothing='none' for the optimum.",
                 stacklevel=3,
             )
 

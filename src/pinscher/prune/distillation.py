@@ -37,8 +37,8 @@ def infer_kind(outputs: Any) -> str:
     if logits.dim() == 2:
         return "regression" if logits.shape[1] == 1 else "classes"
     raise ValueError(
-        f"logits of shape {tuple(logits.shape)}: say whether these are labels of tokens (kind='tokens'), the next words of a "
-        "causal language model ('causal-lm') or a decoder's words ('seq2seq-lm')"
+        f"logits of shape {tuple(logits.shape)}: say whether these are labels of tokens (kind='tokens'), the next "
+        "words of a causal language model ('causal-lm') or a decoder's words ('seq2seq-lm')"
     )
 
 

@@ -9,6 +9,7 @@ Straight-through: with W' = W * M(S) the scores receive dL/dS = dL/dW' * W, what
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +36,9 @@ class _Masked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, mask = ctx.saved_tensors
         return grads[0] * mask, grads[0] * weight, None
+
+
+_masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
 
 
 class Gate(nn.Module):
@@ -83,7 +87,7 @@ class Gated(Criterion):
 
 
 def gate_of(site: Site) -> Gate:
-    gate = site.module.parametrizations[site.parameter][0]  # type: ignore[union-attr, index]
+    gate = site.module.parametrizations[site.parameter][0]  # type: ignore[index]
     assert isinstance(gate, Gate)
     return gate
 
@@ -97,8 +101,7 @@ class _ScoreGate(Gate):
         self.importance = nn.Parameter(torch.zeros_like(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
-        gated: Tensor = _Masked.apply(weight, self.importance, self.mask)
-        return gated
+        return _masked(weight, self.importance, self.mask)
 
     def scores(self, weight: Tensor) -> Tensor:
         return self.importance
@@ -126,13 +129,12 @@ class _SoftGate(_ScoreGate):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
-        self.register_buffer("level", torch.tensor(-torch.inf, dtype=weight.dtype))
+        self.register_buffer("level", torch.tensor(-torch.inf, dtype=torch.float64))
         self.register_buffer("fixed", torch.tensor(False))
 
     def forward(self, weight: Tensor) -> Tensor:
         mask = self.mask if self.fixed else self.importance.detach() > self.level
-        gated: Tensor = _Masked.apply(weight, self.importance, mask)
-        return gated
+        return _masked(weight, self.importance, mask)
 
 
 @CRITERIA.register("smvp")
@@ -140,11 +142,11 @@ class _SoftGate(_ScoreGate):
 class SoftMovement(Gated):
     """Soft movement pruning (Sanh et al. 2020): keep where sigmoid(S) > tau, with a penalty on mean sigmoid(S).
 
-    The original reaches some sparsity for some (tau, lambda). Here a controller moves tau, after every step, so that the
+    The original reaches some sparsity for some (tau, lambda). Here a controller moves tau after every step so that the
     density follows the schedule; lambda (`penalty`) rises with the sparsity asked for.
     """
 
-    penalty: float = 100.0
+    penalty: float = 10.0
 
     adds_penalty: ClassVar[bool] = True
 
@@ -199,8 +201,8 @@ class _ConcreteGate(Gate):
 class L0(Gated):
     """Hard-concrete gates with a penalty on the expected number of open ones (Louizos et al. 2018).
 
-    The original reaches some sparsity for some lambda. Here, at every masking, the gates that should be closed (open) by
-    the schedule are moved to the closed (open) side of the point where a gate is exactly zero, by `margin`: the nearest
+    The original reaches some sparsity for some lambda. Here, at every masking, the gates that the schedule wants closed
+    (open) are moved to the closed (open) side of the point where a gate is exactly zero, by `margin`: the nearest
     logits that meet the constraint. In between they train freely.
     """
 
@@ -242,8 +244,7 @@ class _PstGate(Gate):
         self.score_column = nn.Parameter(torch.zeros(1, columns, dtype=weight.dtype))
 
     def forward(self, weight: Tensor) -> Tensor:
-        gated: Tensor = _Masked.apply(self._updated(weight), self._learned(), self.mask)
-        return gated
+        return _masked(self._updated(weight), self._learned(), self.mask)
 
     def scores(self, weight: Tensor) -> Tensor:
         return self._updated(weight).abs() + self._learned()
@@ -261,8 +262,10 @@ class _PstGate(Gate):
 @CRITERIA.register("pst")
 @dataclass
 class Pst(Gated):
-    """Parameter-efficient sparse training (Li et al. 2022): the weight W + beta U V, ranked within each matrix by
-    |W + beta U V| + alpha1 A B + alpha2 (R + C). Only U, V, A, B, R, C and the head train."""
+    """Parameter-efficient sparse training (Li et al. 2022): the weight is W + beta U V.
+
+    Ranked within each matrix by |W + beta U V| + alpha1 A B + alpha2 (R + C). Only U, V, A, B, R, C and the head train.
+    """
 
     score_lr: float = 1e-3
     rank: int = 8

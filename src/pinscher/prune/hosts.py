@@ -1,4 +1,4 @@
-"""What the pruner has to know about optimisers and training loops: unwrap them, read a step, refuse what cannot work."""
+"""What the pruner has to know of optimisers and training loops: unwrap, read a step, refuse what cannot work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from pinscher.prune.criteria import Criterion
 from pinscher.prune.gates import Gated, gate_of
-from pinscher.prune.masking import Reduce
+from pinscher.prune.masking import Ranks
 from pinscher.prune.sites import Site, clean_name
 
 
@@ -37,8 +37,8 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
         owner = site.owner
         if hasattr(owner, "_in_backward_optimizers") or getattr(owner, "_post_accumulate_grad_hooks", None):
             raise TypeError(
-                f"{site.name} is updated inside backward (a post-accumulate-grad hook): its gradient is gone before all "
-                "weights can be ranked together. Call optimizer.step() after backward instead."
+                f"{site.name} is updated inside backward (a post-accumulate-grad hook): its gradient is gone before "
+                "all weights can be ranked together. Call optimizer.step() after backward instead."
             )
     inside = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if isinstance(criterion, Gated):
@@ -85,11 +85,10 @@ def read_step(optimizer: torch.optim.Optimizer, sites: Sequence[Site]) -> None:
         site.grad_scale = 1.0 if scale is None else float(scale)
 
 
-def finite(sites: Sequence[Site], reduce: Reduce | None) -> bool:
+def finite(sites: Sequence[Site], ranks: Ranks) -> bool:
     """Whether all gradients are finite, on every rank. A sum is finite only if every term is."""
     sums = [grad.sum(dtype=torch.float32) for site in sites if (grad := site.grad) is not None]
-    bad = torch.tensor([sum(not bool(s.isfinite()) for s in sums)])
-    return int((reduce(bad) if reduce else bad)[0]) == 0
+    return ranks.count(sum(not bool(s.isfinite()) for s in sums)) == 0
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:

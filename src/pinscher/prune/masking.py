@@ -17,7 +17,7 @@ constant in memory, never wrong. Ties are broken by (site, flat index), so exact
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,26 @@ SIGMAS = 3.0  # half-width of the bracket; a miss costs a slower second pass, a 
 COLLECT = 1 << 23  # at most so many scores are collected (32 MB)
 DIGIT = 16  # bits that one radix step decides
 
-Reduce = Callable[[Tensor], Tensor]
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that each hold a part of every site, in the order of flat indices.
+
+    Args:
+        index: which of them this is.
+        size: how many there are.
+        add: sums an integer tensor over all of them.
+    """
+
+    index: int
+    size: int
+    add: Callable[[Tensor], Tensor]
+
+    def count(self, number: int) -> int:
+        return int(self.add(torch.tensor([number]))[0])
+
+
+ALONE = Ranks(0, 1, lambda counts: counts)
 
 
 class Scores:
@@ -46,6 +65,13 @@ class Scores:
         self.tensors = tuple(tensor.detach().reshape(-1) for tensor in tensors)
         self.combine = combine
         self.numel = self.tensors[0].numel()
+        self.dtype = torch.float64 if self.tensors[0].dtype == torch.float64 else torch.float32
+
+    def to(self, dtype: torch.dtype) -> Scores:
+        """The same scores in another precision."""
+        same = Scores(*self.tensors, combine=self.combine)
+        same.dtype = dtype
+        return same
 
     def read(self, at: slice) -> Tensor:
         """The scores of a flat slice, 1-D, fp32 or fp64; not to be written to."""
@@ -62,7 +88,7 @@ class Scores:
 
     def _score(self, pieces: list[Tensor]) -> Tensor:
         values = pieces[0] if self.combine is None else self.combine(*pieces)
-        return values if values.dtype in (torch.float32, torch.float64) else values.float()
+        return values.to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -89,51 +115,53 @@ class Threshold:
             yield at, (values > self.value).logical_or_(first).logical_not_()
 
 
-def parts(numel: int, size: int = PART) -> Iterator[slice]:
+def parts(numel: int) -> Iterator[slice]:
     """Cuts range(numel) into slices that fit the cache."""
-    for start in range(0, numel, size):
-        yield slice(start, min(start + size, numel))
+    for start in range(0, numel, PART):
+        yield slice(start, min(start + PART, numel))
 
 
-def threshold(scores: Sequence[Scores], keep: int, reduce: Reduce | None = None) -> Threshold:
+def threshold(scores: Sequence[Scores], keep: int, ranks: Ranks = ALONE) -> Threshold:
     """Finds the exact score of the `keep`-th largest of all scores together.
 
     Args:
-        scores: one entry a site. Infinities are ordinary scores; NaN ranks below everything and is never kept.
+        scores: one entry a site. Infinities are ordinary scores, NaN ranks below everything and is never kept; only the
+            largest finite float itself is reserved.
         keep: how many positions survive, over all sites (and all ranks).
-        reduce: sums a small integer tensor over all ranks; None on a single process.
+        ranks: the processes that hold the scores together.
 
     Raises:
         ValueError: if `keep` is negative, or more than the scores that are not NaN.
     """
-    together = reduce or (lambda counts: counts)
-    total = int(together(torch.tensor([sum(s.numel for s in scores)]))[0])
+    total = ranks.count(sum(s.numel for s in scores))
     if keep < 0 or keep > total:
         raise ValueError(f"cannot keep {keep} of {total} scores")
     if keep == 0:
         return Threshold(float("inf"), (0,) * len(scores))
-    dtype = _dtype(scores)
-    found = _candidates(scores, keep, total, dtype, together)
+    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
+    scores = [s.to(dtype) for s in scores]
+    found = _candidates(scores, keep, total, dtype, ranks)
     if found is None:
-        inside, larger, source = scores, 0, lambda: (_keys(v) for s in scores for _, v in s.parts())
+        inside, larger = scores, 0
+        value, above, equal = _select(_Keys(scores), keep, dtype, ranks)
     else:
         inside, larger = found
-        keys = _keys(torch.cat([s.read(slice(0, s.numel)) for s in inside]))
-        source = lambda: iter([keys])  # noqa: E731
-    value, above, equal = _select(source, keep - larger, dtype, together)
+        value, above, equal = _select(
+            [_keys(torch.cat([s.read(slice(None)) for s in inside]))], keep - larger, dtype, ranks
+        )
     if math.isnan(value):
         raise ValueError("too many scores are NaN to rank them. Did training diverge? Try a lower learning rate.")
     ties = keep - larger - above
-    return Threshold(value, None if ties == equal else _quotas(inside, value, ties))
+    return Threshold(value, None if ties == equal else _quotas(inside, value, ties, ranks))
 
 
 def kept_reference(scores: Sequence[Tensor], keep: int) -> list[Tensor]:
     """The slow, obvious version: sorts everything together and returns the masks (True is kept)."""
     flat = torch.cat([s.reshape(-1) for s in scores]).double()
-    order = torch.sort(flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), descending=True, stable=True)
+    order = torch.sort(flat.masked_fill(flat.isnan(), -torch.inf), descending=True, stable=True)
     mask = torch.zeros(flat.numel(), dtype=torch.bool)
     mask[order.indices[:keep]] = True
-    pieces = mask.split([s.numel() for s in scores])
+    pieces = torch.split(mask, [s.numel() for s in scores])
     return [piece.view(s.shape) for piece, s in zip(pieces, scores, strict=True)]
 
 
@@ -141,41 +169,40 @@ def kept_reference(scores: Sequence[Tensor], keep: int) -> list[Tensor]:
 
 
 def _candidates(
-    scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, together: Reduce
+    scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, ranks: Ranks
 ) -> tuple[list[Scores], int] | None:
     """The scores of each site inside the bracket and how many scores are larger; None if the bracket is of no use."""
-    low, high = _bracket(scores, keep, total, dtype, together)
-    scratch = torch.empty(min(PART, max(s.numel for s in scores)), dtype=dtype)
-    above_low, collected, room = 0, [], COLLECT
+    low, high = _bracket(scores, keep, total, dtype, ranks)
+    scratch = scores[0].tensors[0].new_empty(min(PART, max(s.numel for s in scores)), dtype=dtype)
+    above_low, count, useless, collected = 0, 0, 0, []
     for site in scores:
-        count, inside = _look(site, low, high, scratch)
-        above_low += count
-        room -= inside.numel()
-        if room >= 0:
-            collected.append(Scores(inside))
-    above_low, count, overfull = together(torch.tensor([above_low, COLLECT - room, int(room < 0)])).tolist()
+        looked = _look(site, low, high, scratch)
+        if looked is None or count + looked[1].numel() > COLLECT:
+            useless = 1
+            break
+        above_low, count = above_low + looked[0], count + looked[1].numel()
+        collected.append(Scores(looked[1]))
+    above_low, count, useless = ranks.add(torch.tensor([above_low, count, useless])).tolist()
     larger = above_low - count
-    return None if overfull or not larger < keep <= above_low else (collected, larger)
+    return None if useless or not larger < keep <= above_low else (collected, larger)
 
 
-def _bracket(
-    scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, together: Reduce
-) -> tuple[float, float]:
+def _bracket(scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, ranks: Ranks) -> tuple[float, float]:
     """Two scores between which the keep-th largest lies almost surely, from a strided sample."""
     # An odd stride shares few factors with the usual row lengths, so the sample does not see a few columns only.
     stride = max(1, total // SAMPLE) | 1
     sample = _keys(torch.cat([s.read(slice(0, s.numel, stride)) for s in scores]))
-    size = int(together(torch.tensor([sample.numel()]))[0])
+    size = ranks.count(sample.numel())
     expected = keep / total * size
     slack = SIGMAS * (expected * (1 - keep / total)) ** 0.5 + 1
     highest, lowest = int(expected - slack), int(expected + slack) + 2
-    high = _select(lambda: iter([sample]), highest, dtype, together)[0] if highest >= 1 else float("inf")
-    low = _select(lambda: iter([sample]), lowest, dtype, together)[0] if lowest <= size else float("-inf")
+    high = _select([sample], highest, dtype, ranks)[0] if highest >= 1 else math.inf
+    low = _select([sample], lowest, dtype, ranks)[0] if lowest <= size else -math.inf
     return low, high
 
 
-def _look(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, Tensor]:
-    """How many scores of a site lie above `low`, and those of them that are at most `high`.
+def _look(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, Tensor] | None:
+    """How many scores of a site lie above `low`, and those of them that are at most `high`; None if one is NaN.
 
     What is not above `low` becomes the largest float, so that a group's minimum is its smallest score above `low`: only
     groups where that is at most `high` are looked at one by one. Indicators are floats because those are what torch
@@ -193,41 +220,40 @@ def _look(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, 
         below += kept.eq_(largest).sum().item()
     rows = smallest.le(high).nonzero().view(-1)
     pieces = [site.groups(rows), site.read(slice(whole, site.numel))]
-    # A NaN was counted as above `low`; it shows in its group's minimum. Claim nothing: radix selection knows NaN.
-    if smallest.sum().isnan() or pieces[1].isnan().any():
-        return 0, pieces[0]
-    return site.numel - int(below), torch.cat([p[p.gt(low).logical_and_(p.le(high))] for p in pieces if p.numel()])
+    # A NaN was counted as above `low`, but shows in its group's minimum. Radix selection knows how to rank it.
+    if smallest.isnan().any() or pieces[1].isnan().any():
+        return None
+    return site.numel - int(below), torch.cat([p[p.gt(low).logical_and_(p.le(high))] for p in pieces])
 
 
-def _quotas(scores: Sequence[Scores], value: float, ties: int) -> tuple[int, ...]:
-    """Shares the places left for scores equal to `value` out in the order of the sites."""
-    quotas = []
-    for site in scores:
-        equal = sum(int((values == value).sum()) for _, values in site.parts())
-        quotas.append(min(equal, ties))
-        ties -= quotas[-1]
-    return tuple(quotas)
+def _quotas(scores: Sequence[Scores], value: float, ties: int, ranks: Ranks) -> tuple[int, ...]:
+    """Shares the places left for scores equal to `value` out in the order of sites and, within a site, of ranks."""
+    equal = torch.zeros(len(scores), ranks.size, dtype=torch.int64)
+    for i, site in enumerate(scores):
+        equal[i, ranks.index] = sum(int((values == value).sum()) for _, values in site.parts())
+    equal = ranks.add(equal).view(-1)
+    before = equal.cumsum(0) - equal
+    mine = torch.minimum(equal, (ties - before).clamp(min=0)).view(len(scores), ranks.size)[:, ranks.index]
+    return tuple(mine.tolist())
 
 
 # ---------------------------------------------------------------- radix selection
 
 
-def _select(
-    source: Callable[[], Iterator[Tensor]], rank: int, dtype: torch.dtype, together: Reduce
-) -> tuple[float, int, int]:
+def _select(source: Iterable[Tensor], rank: int, dtype: torch.dtype, ranks: Ranks) -> tuple[float, int, int]:
     """The score of the rank-th largest key (1 is the largest), how many are larger and how many are equal."""
     top = torch.finfo(dtype).bits - DIGIT
     prefix, above, equal = 0, 0, 0
     for shift in range(top, -1, -DIGIT):
         counts = torch.zeros(1 << DIGIT, dtype=torch.int64)
-        for keys in source():
+        for keys in source:
             digits = keys >> shift
             if shift == top:
                 digits += 1 << (DIGIT - 1)  # the top digit is signed: let it start at zero
             else:
                 digits = digits[(digits >> DIGIT) == prefix] & ((1 << DIGIT) - 1)
-            counts += torch.bincount(digits, minlength=1 << DIGIT).cpu()
-        counts = together(counts)
+            counts += torch.bincount(digits, minlength=1 << DIGIT).to(counts.device)
+        counts = ranks.add(counts)
         larger = counts.flip(0).cumsum(0)
         place = int(torch.searchsorted(larger, rank - above))
         digit = (1 << DIGIT) - 1 - place
@@ -235,6 +261,16 @@ def _select(
         above += int(larger[place]) - equal
         prefix = digit - (1 << (DIGIT - 1)) if shift == top else (prefix << DIGIT) | digit
     return _score_of(prefix, dtype), above, equal
+
+
+class _Keys:
+    """The keys of all scores, computed anew each time they are walked through."""
+
+    def __init__(self, scores: Sequence[Scores]) -> None:
+        self.scores = scores
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (_keys(values) for site in self.scores for _, values in site.parts())
 
 
 def _keys(values: Tensor) -> Tensor:
@@ -255,8 +291,3 @@ def _score_of(key: int, dtype: torch.dtype) -> float:
 
 def _integer(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype == torch.float64 else torch.int32
-
-
-def _dtype(scores: Sequence[Scores]) -> torch.dtype:
-    wide = any(s.numel and s.read(slice(0, 1)).dtype == torch.float64 for s in scores)
-    return torch.float64 if wide else torch.float32

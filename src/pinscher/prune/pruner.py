@@ -1,15 +1,13 @@
 """Pruner: the only object that writes weights. It lives in the step hooks of any torch optimiser.
 
 One step of iterative pruning: before the optimiser's step the criterion sees (weight_t, grad_t), after it
-(weight_t+1, grad_t); when the schedule says so all weights are ranked together and θ_t+1 <- θ_t+1 * M. `t` counts completed
-steps: one that a GradScaler skips never happened.
+(weight_t+1, grad_t); when the schedule says so all weights are ranked together and θ_t+1 <- θ_t+1 * M. `t` counts
+completed steps: one that a GradScaler skips never happened.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +17,9 @@ from torch.nn.utils import parametrize
 from pinscher.prune import controller, hosts
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
 from pinscher.prune.gates import Gated, gate_of
-from pinscher.prune.masking import Reduce, Scores, Threshold, parts, threshold
-from pinscher.prune.sites import Site, find_sites
+from pinscher.prune.masking import ALONE, Ranks
+from pinscher.prune.ranking import Ranking
+from pinscher.prune.sites import find_sites
 from pinscher.prune.summary import Count, table
 
 VERSION = 1
@@ -33,16 +32,19 @@ class Pruner:
         model: the model; its weights are changed in place. Learned masks are registered here, before the optimiser
             exists: give it `param_groups()`.
         config: what to prune, how far and how.
-        reduce: sums a small integer tensor over the ranks that hold shards; None where every rank holds all weights.
+        ranks: the processes that hold shards of the weights; leave it where every process holds all of them (DDP).
     """
 
-    def __init__(self, model: nn.Module, config: PruningConfig, reduce: Reduce | None = None) -> None:
-        self.model, self.config, self.reduce = model, config, reduce
+    def __init__(self, model: nn.Module, config: PruningConfig, ranks: Ranks = ALONE) -> None:
+        self.model, self.config, self.ranks = model, config, ranks
         self.sites = find_sites(model, config.target_modules, config.exclude_modules)
         self.criterion = config.make_criterion()
-        self.total = sum(site.numel for site in self.sites)
-        zeros = sum(site.numel - int(torch.count_nonzero(site.weight)) for site in self.sites)
-        self.schedule = config.make_schedule(initial_density=1.0 - zeros / self.total)
+        self.schedule = config.make_schedule()
+        gated = isinstance(self.criterion, Gated)
+        again = self.criterion.lasting and config.regrow and not self.schedule.once
+        store = gated or not again or config.track_revived
+        self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
+        self.schedule = config.make_schedule(initial_density=self.ranking.kept / self.total)
         if self.schedule.initial < self.schedule.final:
             raise ValueError(
                 f"the model is already {1 - self.schedule.initial:.1%} sparse, more than the target "
@@ -50,14 +52,13 @@ class Pruner:
             )
         self.t = 0
         self.finished = False
-        self.threshold: Threshold | None = None  # of the last global ranking
-        self.kept = self.total - zeros  # by the last masking
-        self.revived = 0  # weights that the last masking brought back
-        self.projection: controller.Projection | None = None  # what the last step did to a controlled method
+        self.projection: controller.Projection | None = None  # how far a controlled method was off at the end
+        self._windows = 0  # intervals that have ended
         self._observed = 0  # steps seen in this interval
-        self._overdue = False  # a masking was due at a step without usable gradients
-        self._skipping = False
-        self._pruned: dict[str, Tensor] = {}  # stored masks, flat, True where pruned
+        self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
+        self._overdue = False  # likewise for a ranking
+        self._ranked_now = self._skipping = False
+        self._usable = True
         self._hooks: list[Any] = []
         for site in self.sites:
             if not site.owner.is_contiguous():
@@ -65,8 +66,16 @@ class Pruner:
             self.criterion.prepare(site, STATE_DTYPES[config.state_dtype])
         if isinstance(self.criterion, Gated):
             self._open_gates(self.criterion)
-        elif not config.regrow:
-            self._pruned = {site.name: site.weight == 0 for site in self.sites}
+
+    @property
+    def total(self) -> int:
+        """How many weights are prunable (d)."""
+        return self.ranking.total
+
+    @property
+    def kept(self) -> int:
+        """How many of them the last masking kept."""
+        return self.ranking.kept
 
     # ------------------------------------------------------------ the hooks
 
@@ -74,6 +83,8 @@ class Pruner:
         """Hooks the pruner into an optimiser's steps; nothing else has to be called in the training loop."""
         if self._hooks:
             raise RuntimeError("this pruner is attached already; call detach() first")
+        if self.finished:
+            raise RuntimeError("this pruner is finished; make a new one to prune further")
         optimizer = hosts.unwrap(optimizer)
         hosts.check(optimizer, self.sites, self.criterion)
         self._hooks = [
@@ -95,10 +106,9 @@ class Pruner:
         if self._skipping:
             return
         hosts.read_step(optimizer, self.sites)
-        usable = not self.criterion.needs_grad or hosts.finite(self.sites, self.reduce)
-        if not usable:
+        self._usable = not self.criterion.needs_grad or hosts.finite(self.sites, self.ranks)
+        if not self._usable:
             warnings.warn(f"step {self.t + 1}: non-finite gradients; they do not enter the scores", stacklevel=2)
-        self._usable = usable
         if self.criterion.moment == "before":
             self._look(self.t + 1)
         if isinstance(self.criterion, Gated) and self.criterion.adds_penalty:
@@ -111,127 +121,43 @@ class Pruner:
         if self._skipping:
             return
         self.t += 1
+        if isinstance(self.criterion, Gated):
+            controller.steer(self.criterion, self, self.t)
+            return
         if self.criterion.moment == "after":
             self._look(self.t)
-        if isinstance(self.criterion, Gated):
-            controller.steer(self.criterion, self.sites, self.schedule, self.t, self)
-        elif self._ranked_now or self._holding(self.t):
-            self._apply()
+        if self._ranked_now or self._holding():
+            self.ranking.apply()
         self._ranked_now = False
-
-    _usable = True
-    _ranked_now = False
 
     def _look(self, t: int) -> None:
         """Shows every site to the criterion and ranks the weights if that is due after step t."""
-        closing = 0
-        if self._usable:
-            self._observed += 1
-        if t % self.schedule.interval == 0:
-            closing, self._observed = self._observed, 0
-        if self._usable:
-            for site in self.sites:
-                self.criterion.observe(site, t, closing)
-        if self.schedule.due(t) or self._overdue:
-            # A score that only exists at this very step needs this very step's gradient: wait for a good one.
-            self._overdue = not self._usable and not self.criterion.lasting
-            if not self._overdue:
-                self.rank(self.schedule.density(t))
+        ends = self._late or t % self.schedule.interval == 0
+        due = self._overdue or self.schedule.due(t)
+        self._late, self._overdue = ends and not self._usable, due and not self._usable
+        if not self._usable:
+            return
+        self._observed += 1
+        for site in self.sites:
+            self.criterion.observe(site, t, closing=self._observed if ends else 0)
+        if ends:
+            self._windows, self._observed = self._windows + 1, 0
+        if due:
+            self.ranking.rank(self.schedule.density(t))
+            self._ranked_now = True
 
-    def _holding(self, t: int) -> bool:
-        if self.threshold is None and not self._pruned:
-            return False
+    def _holding(self) -> bool:
+        """Whether pruned weights are set to zero after this step, whatever the optimiser did to them."""
         hold = self.criterion.hold or self.config.hold
-        return hold == "always" or (hold == "cooldown" and self.schedule.settled(t))
-
-    # ------------------------------------------------------------ ranking and masking
-
-    @property
-    def stores_masks(self) -> bool:
-        """Whether masks are kept as tensors. Smoothed scores give the mask again at any time, for no memory."""
-        again = self.criterion.lasting and self.config.regrow and not self.schedule.once
-        return not again or self.config.track_revived
-
-    def scores(self, site: Site) -> Scores:
-        """The scores the site's weights are ranked by, with what may not come back at the very bottom."""
-        scores = self.criterion.scores(site)
-        if self.config.regrow or site.name not in self._pruned:
-            return scores
-        combine = scores.combine or (lambda values: values)
-        return Scores(
-            *scores.tensors,
-            self._pruned[site.name],
-            combine=lambda *pieces: combine(*pieces[:-1]).masked_fill(pieces[-1], -torch.inf),
-        )
-
-    def rank(self, density: float) -> None:
-        """Ranks all weights and remembers which of them stay, exactly floor(density * d + 0.5) of them."""
-        before = dict(self._pruned)
-        keep = math.floor(density * self.total + 0.5)
-        if self.criterion.scope == "global":
-            self.threshold = threshold([self.scores(site) for site in self.sites], keep, self.reduce)
-        if self.stores_masks or isinstance(self.criterion, Gated):
-            self._pruned = {site.name: self._drops_of(i, density) for i, site in enumerate(self.sites)}
-            self.kept = self.total - sum(int(p.sum()) for p in self._pruned.values())
-            self.revived = sum(int((b & ~self._pruned[name]).sum()) for name, b in before.items())
-        else:
-            self.kept = keep
-        if self.kept != keep:
-            raise RuntimeError(f"internal error: {self.kept} weights kept instead of {keep}")
-        self._ranked_now = True
-
-    def _drops_of(self, index: int, density: float) -> Tensor:
-        """The freshly ranked mask of one site, flat, True where pruned."""
-        site = self.sites[index]
-        scores = self.scores(site)
-        cut, place = self.threshold, index
-        if self.criterion.scope == "matrix":
-            seen = sum(s.numel for s in self.sites[:index])
-            # Rounding the running total, not each matrix, keeps the sum exact.
-            keep = math.floor(density * (seen + site.numel) + 0.5) - math.floor(density * seen + 0.5)
-            cut, place = threshold([scores], keep), 0
-        assert cut is not None
-        pruned = torch.empty(scores.numel, dtype=torch.bool)
-        for at, drop in cut.drops(scores, place):
-            pruned[at] = drop
-        return pruned
-
-    def drops(self, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """(flat slice, True where pruned) of one site by the last masking, part by part."""
-        site = self.sites[index]
-        if site.name in self._pruned:
-            pruned = self._pruned[site.name]
-            yield from ((at, pruned[at]) for at in parts(pruned.numel()))
-        elif self.threshold is not None:
-            yield from self.threshold.drops(self.scores(site), index)
-
-    def _apply(self) -> None:
-        """Sets pruned weights to exact zeros."""
-        zeros = 0
-        for i, site in enumerate(self.sites):
-            weight = site.weight
-            for at, drop in self.drops(i):
-                weight[at].masked_fill_(drop, 0.0)
-                if self._ranked_now:
-                    zeros += int(torch.count_nonzero(drop))
-        if self._ranked_now and self.reduce is None and self.total - zeros != self.kept:
-            raise RuntimeError(f"internal error: {self.total - zeros} weights kept instead of {self.kept}")
-
-    def mask(self, name: str) -> Tensor:
-        """The last mask of a site, shaped like its weight, True where kept."""
-        index = [site.name for site in self.sites].index(name)
-        site = self.sites[index]
-        kept = torch.ones(site.weight.numel(), dtype=torch.bool)
-        for at, drop in self.drops(index):
-            kept[at] = ~drop
-        return kept.view(site.shape)
+        wanted = hold == "always" or (hold == "cooldown" and self.schedule.settled(self.t))
+        return self.ranking.exists and (wanted or self.t >= self.schedule.total)
 
     # ------------------------------------------------------------ learned masks
 
     def param_groups(self, gates_only: bool = False) -> list[dict[str, Any]]:
         """Parameter groups for the optimiser: the model's own parameters, then those of learned masks.
 
-        The masks' groups carry their own learning rate and no weight decay. Methods without learned masks give a single
+        The masks' group carries its own learning rate and no weight decay. Methods without learned masks give a single
         group, so `AdamW(pruner.param_groups(), lr=...)` is right for every method.
         """
         masks = [p for site in self.sites if isinstance(self.criterion, Gated) for p in gate_of(site).parameters()]
@@ -255,14 +181,14 @@ class Pruner:
             gate.train(site.module.training)
 
     def _add_penalty(self, criterion: Gated) -> None:
-        """Adds the penalty's gradient, decoupled like weight decay: independent of clipping, accumulation and AMP."""
+        """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
         asked = 1.0 - self.schedule.density(self.t)
         strength = asked / max(1.0 - self.schedule.final, 1e-12)
         for site in self.sites:
             criterion.add_penalty(site, strength * site.grad_scale, self.total)
 
     def finish(self, early: bool = False) -> nn.Module:
-        """Ends pruning: bakes learned masks into plain weights, removes the hooks, returns the model.
+        """Ends pruning: leaves plain weights with exact zeros, removes the hooks, returns the model.
 
         Raises:
             RuntimeError: if the schedule has not been run to its end, unless `early` asks for the target at once.
@@ -278,15 +204,25 @@ class Pruner:
         with torch.no_grad():
             if isinstance(self.criterion, Gated):
                 if behind:
-                    controller.project(self.criterion, self.sites, self.schedule.final, self)
+                    controller.project(self.criterion, self, self.schedule.final)
                 self._bake()
-            elif behind:
-                self.rank(self.schedule.final)
-                self._apply()
-                self._ranked_now = False
+            elif self.schedule.final < 1.0:
+                if behind:
+                    self._refuse_unmeasured()
+                    self.ranking.rank(self.schedule.final)
+                self.ranking.apply()
         self.detach()
         self.finished = True
         return self.model
+
+    def _refuse_unmeasured(self) -> None:
+        lasting = self.criterion.lasting and self._windows
+        momentary = not self.criterion.lasting and all(site.grad is not None for site in self.sites)
+        if self.criterion.needs_grad and not (lasting or momentary):
+            raise RuntimeError(
+                f"{self.config.method} has measured nothing yet that the weights could be ranked by. Train at least "
+                f"{self.schedule.interval} steps and call finish before the gradients are cleared."
+            )
 
     def _bake(self) -> None:
         for site in self.sites:
@@ -300,12 +236,9 @@ class Pruner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain values and tensors (safe to store without pickle)."""
-        cut = self.threshold
         sites: dict[str, dict[str, Tensor]] = {}
         for site in self.sites:
             sites[site.name] = dict(site.state)
-            if site.name in self._pruned:
-                sites[site.name]["pruned"] = self._pruned[site.name]
             if isinstance(self.criterion, Gated) and not self.finished:
                 sites[site.name]["weight"] = site.owner.detach()
                 gate = gate_of(site).state_dict()
@@ -316,11 +249,11 @@ class Pruner:
             "t": self.t,
             "finished": self.finished,
             "initial_density": self.schedule.initial,
-            "threshold": None if cut is None else {"value": cut.value, "quotas": cut.quotas and list(cut.quotas)},
-            "kept": self.kept,
-            "revived": self.revived,
+            "windows": self._windows,
             "observed": self._observed,
+            "late": self._late,
             "overdue": self._overdue,
+            "ranking": self.ranking.state_dict(),
             "sites": sites,
         }
 
@@ -334,23 +267,18 @@ class Pruner:
         mine = self.state_dict()
         self._check_state(state, mine)
         self.schedule = self.config.make_schedule(initial_density=state["initial_density"])
-        cut = state["threshold"]
-        self.threshold = None if cut is None else Threshold(cut["value"], cut["quotas"] and tuple(cut["quotas"]))
-        self.t, self.kept, self.revived = state["t"], state["kept"], state["revived"]
-        self._observed, self._overdue = state["observed"], state["overdue"]
-        self._pruned = {}
-        for site in self.sites:
-            for name, tensor in state["sites"][site.name].items():
-                if name == "pruned":
-                    self._pruned[site.name] = tensor.clone()
-                else:
-                    mine["sites"][site.name][name].copy_(tensor)
+        self.t, self._windows, self._observed = state["t"], state["windows"], state["observed"]
+        self._late, self._overdue = state["late"], state["overdue"]
+        self.ranking.load_state_dict(state["ranking"])
+        for name, tensors in mine["sites"].items():
+            for key, tensor in tensors.items():
+                tensor.copy_(state["sites"][name][key])
 
     def _check_state(self, state: dict[str, Any], mine: dict[str, Any]) -> None:
         if state.get("version") != VERSION:
             raise ValueError(f"pruner state of version {state.get('version')}; this pinscher reads version {VERSION}")
-        if state["finished"] != self.finished:
-            raise ValueError("the saved pruner was finished; its model is an ordinary one: load that instead")
+        if state["finished"] or self.finished:
+            raise ValueError("a finished pruner has nothing to resume: its model is an ordinary one, load that instead")
         for name in ("method", "options", "regrow", "state_dtype"):
             if state["config"][name] != mine["config"][name]:
                 raise ValueError(
@@ -358,43 +286,47 @@ class Pruner:
                     f"{mine['config'][name]!r}: resume with the same"
                 )
         if set(state["sites"]) != set(mine["sites"]):
-            odd = sorted(set(state["sites"]) ^ set(mine["sites"]))
-            raise ValueError(f"the checkpoint prunes other matrices than this model has, for one {odd[0]}")
+            odd = min(set(state["sites"]) ^ set(mine["sites"]))
+            raise ValueError(f"the checkpoint prunes other matrices than this model has, for one {odd}")
         for site, tensors in mine["sites"].items():
             for name, tensor in tensors.items():
                 saved = state["sites"][site].get(name)
-                if name != "pruned" and (saved is None or saved.shape != tensor.shape):
+                if saved is None or saved.shape != tensor.shape:
                     raise ValueError(f"the checkpoint's {name} of {site} is missing or of another shape")
-        if state["config"] != mine["config"]:
-            changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
+        changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
+        if changed:
             warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=3)
 
     def state_bytes(self) -> int:
         """Memory of the pruner's own tensors, learned masks included."""
-        own = [t for site in self.sites for t in site.state.values()] + list(self._pruned.values())
+        own = [t for site in self.sites for t in site.state.values()] + list(self.ranking.pruned.values())
         if isinstance(self.criterion, Gated) and not self.finished:
             own += [t for site in self.sites for t in gate_of(site).state_dict().values()]
         return sum(t.numel() * t.element_size() for t in own)
 
     # ------------------------------------------------------------ what people and logs see
 
+    def mask(self, name: str) -> Tensor:
+        """The last mask of a site, shaped like its weight, True where kept."""
+        names = [site.name for site in self.sites]
+        if name not in names:
+            raise ValueError(f"no site is named {name!r}; the first is {names[0]!r}")
+        return self.ranking.mask(names.index(name)).view(self.sites[names.index(name)].shape)
+
     def stats(self) -> dict[str, Any]:
         """This step's figures for a log."""
+        cut = self.ranking.threshold
         return {
             "step": self.t,
             "density": self.kept / self.total,
             "density_target": self.schedule.density(self.t),
-            "threshold": None if self.threshold is None else self.threshold.value,
-            "revived": self.revived,
+            "threshold": None if cut is None else cut.value,
+            "revived": self.ranking.revived,
         }
 
     def summary(self) -> str:
         """Prints, and returns, a table of the zeros per layer and kind of matrix, and of the whole model."""
-        counts = []
-        for site in self.sites:
-            with torch.no_grad():
-                zeros = site.numel - int(torch.count_nonzero(site.effective))
-            counts.append(Count(site.block, site.kind, zeros, site.numel))
+        counts = [Count(site.block, site.kind, site.zeros(), site.numel) for site in self.sites]
         zeros = sum(c.zeros for c in counts)
         title = (
             f"{self.config.method}: step {self.t} of {self.schedule.total}, sparsity {zeros / self.total:.2%} "

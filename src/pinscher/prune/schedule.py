@@ -52,6 +52,11 @@ class Schedule:
                 f"the schedule does not fit: warm-up {self.warmup} + cool-down {self.cooldown} steps exceed the "
                 f"{self.total} steps of the run. Train longer or shorten them."
             )
+        if self.settled_at < 1:
+            raise ValueError(
+                f"the schedule does not fit: the cool-down takes all {self.total} steps and leaves none to measure the "
+                "weights in. Shorten it."
+            )
         if self.interval > self.settled_at:
             raise ValueError(
                 f"the schedule does not fit: no interval of {self.interval} steps ends in the {self.settled_at} steps "

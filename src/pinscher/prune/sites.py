@@ -8,6 +8,7 @@ that kind and so never are.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from torch.nn.utils import parametrize
 
 Patterns = str | Iterable[str] | None
 
-_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module)(?=\.|$)")
+_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 
 
 @dataclass(eq=False)
@@ -57,6 +58,17 @@ class Site:
         return weight
 
     @property
+    def settled(self) -> Tensor:
+        """The weight at test time: random gates show what they come to, and no random number is drawn."""
+        with torch.no_grad(), evaluating(self.module):
+            return self.effective
+
+    def zeros(self) -> int:
+        """How many weights are exactly zero at test time, over all ranks."""
+        alive = (self.settled != 0).sum()
+        return self.numel - int(alive.full_tensor() if hasattr(alive, "full_tensor") else alive)
+
+    @property
     def weight(self) -> Tensor:
         """This rank's part of the weight, flat and writable, without autograd."""
         return local(self.owner.detach()).view(-1)
@@ -76,9 +88,22 @@ class Site:
         return self.owner.numel()
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts every module into evaluation mode for a while, and each back into its own."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that lives on this rank; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return, operator]
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> list[Site]:
@@ -100,12 +125,9 @@ def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_module
         block = next((b for b in blocks if name.startswith(b + ".")), "")
         if target_modules is not None or block:
             candidates[name] = block
-    if target_modules is not None:
-        chosen = _matching(candidates, target_modules, "target_modules")
-    else:
-        chosen = set(candidates)
+    chosen = set(candidates) if target_modules is None else _matching(candidates, target_modules, "target_modules")
     if exclude_modules is not None and chosen:
-        chosen -= _matching(chosen, exclude_modules, "exclude_modules")
+        chosen -= _matching([name for name, _ in matrices], exclude_modules, "exclude_modules")
     sites: dict[int, Site] = {}
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, module in matrices:
@@ -116,24 +138,27 @@ def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_module
             elif id(site.owner) not in embedded:
                 sites[id(site.owner)] = site
     if not sites:
-        raise ValueError(_nothing_found(model, [name for name, _ in matrices]))
+        raise ValueError(_nothing_found(model, [name for name, _ in matrices], bool(candidates)))
     return list(sites.values())
 
 
 def sparsity(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> float:
     """The exact fraction of zeros over the prunable weights of a model."""
     zeros, total = 0, 0
-    with torch.no_grad():
-        for site in find_sites(model, target_modules, exclude_modules):
-            weight = site.effective
-            total += weight.numel()
-            zeros += weight.numel() - int(torch.count_nonzero(local(weight)))
+    for site in find_sites(model, target_modules, exclude_modules):
+        total += site.numel
+        zeros += site.zeros()
     return zeros / total
 
 
 def is_conv1d(module: nn.Module) -> bool:
     """GPT-2's Conv1D, recognised without importing transformers: a matrix stored [in, out] with `nf` outputs."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return parametrize.type_before_parametrizations(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Whether a module is of a kind whose weight can be a site."""
+    return bool(_parameters(module))
 
 
 def clean_name(name: str) -> str:
@@ -192,13 +217,14 @@ def _matching(names: Iterable[str], patterns: Patterns, field_name: str) -> set[
     return found
 
 
-def _nothing_found(model: nn.Module, matrices: list[str]) -> str:
+def _nothing_found(model: nn.Module, matrices: list[str], had_candidates: bool) -> str:
     kinds = Counter(type(m).__name__ for m in model.modules() if not any(m.children()))
     seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(8)) or "no modules at all"
-    hint = (
-        f" It has matrices outside of any block ({', '.join(matrices[:6])}{', …' if len(matrices) > 6 else ''}): "
-        "name those to prune with target_modules."
-        if matrices
-        else " Only nn.Linear, Conv1D and nn.MultiheadAttention inside blocks (a ModuleList) can be pruned."
-    )
-    return f"{type(model).__name__} has no prunable matrix. Seen: {seen}.{hint}"
+    some = f"({', '.join(matrices[:6])}{', …' if len(matrices) > 6 else ''})"
+    if had_candidates:
+        why = f"Its matrices {some} were all left out: look at target_modules and exclude_modules, or at tied weights."
+    elif matrices:
+        why = f"It has matrices outside of any block {some}: name those to prune with target_modules."
+    else:
+        why = "Only nn.Linear, Conv1D and nn.MultiheadAttention inside blocks (a ModuleList) can be pruned."
+    return f"{type(model).__name__} has no prunable matrix. Seen: {seen}. {why}"

@@ -1,8 +1,9 @@
 """A copy of a student that is as small as it can be, and still runs.
 
 Matrices are kept as a bit for every weight and the values of those that are not zero, wherever that is smaller; they
-are expanded one at a time while the copy runs. Frozen parameters are not copied at all, tied ones once. The copy's module
-tree is built without memory for weights and belongs to nobody else: the student's hooks, modes and optimiser never see it.
+are expanded one at a time while the copy runs. Frozen parameters are not copied at all, tied ones once. The copy's
+module tree is built without memory for weights and belongs to nobody else: the student's hooks, modes and optimiser
+never see it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pinscher.prune.sites import clean_name
+from pinscher.prune.sites import clean_name, evaluating, is_matrix
 
 HARDLY_SPARSE = 0.9  # above this density a matrix is kept plain: packing would save little and cost time
 
@@ -61,7 +62,7 @@ class Snapshot:
     def take(self) -> None:
         """Copies the student's weights as the forward pass sees them, gates included."""
         self.plain, self.packed = {}, {}
-        with _TestTime(self.student):  # random gates show what they are at test time
+        with evaluating(self.student):  # random gates show what they are at test time
             for name, holder, leaf in _tensors(self.student):
                 if name not in self._places:
                     continue  # tied to one that is kept
@@ -120,10 +121,13 @@ class Snapshot:
         frozen = self._frozen()
         saved = {*state["plain"], *state["packed"], *frozen}
         if saved != set(self._places):
-            raise ValueError(f"the teacher in the checkpoint is of another model, for one {min(saved ^ set(self._places))}")
+            raise ValueError(
+                f"the teacher in the checkpoint is of another model, for one {min(saved ^ set(self._places))}"
+            )
         self.plain = {**frozen, **{n: t.clone() for n, t in state["plain"].items()}}
         self.packed = {
-            n: Packed(p["bits"].clone(), p["values"].clone(), torch.Size(p["shape"])) for n, p in state["packed"].items()
+            n: Packed(p["bits"].clone(), p["values"].clone(), torch.Size(p["shape"]))
+            for n, p in state["packed"].items()
         }
         self._place()
 
@@ -162,21 +166,6 @@ class Packed:
         return self.bits.numel() + self.values.numel() * self.values.element_size()
 
 
-class _TestTime:
-    """Puts every module into evaluation mode for a while, and each back into its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modes = [(module, module.training) for module in model.modules()]
-
-    def __enter__(self) -> None:
-        for module, _ in self.modes:
-            module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for module, mode in self.modes:
-            module.training = mode
-
-
 def _bit_places(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)
 
@@ -186,9 +175,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for prefix, module in model.named_modules():
         if "parametrizations" in prefix.split("."):
             continue
-        gated = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
+        gated = list(module.parametrizations) if parametrize.is_parametrized(module) else []
         for leaf in [*module._parameters, *gated, *module._buffers]:
-            if getattr(module, leaf) is not None:
+            if _owner_of(module, leaf) is not None:
                 yield clean_name(f"{prefix}.{leaf}" if prefix else leaf), module, leaf
 
 
@@ -200,9 +189,9 @@ def _owner_of(module: nn.Module, leaf: str) -> Any:
 
 
 def _is_frozen(module: nn.Module, leaf: str) -> bool:
-    """Whether the tensor cannot change: a plain parameter that does not train."""
+    """Whether the tensor cannot change: a parameter that does not train and, being no matrix, is not pruned."""
     parameter = module._parameters.get(leaf)
-    return parameter is not None and not parameter.requires_grad
+    return parameter is not None and not parameter.requires_grad and not is_matrix(module)
 
 
 def _is_torch_composite(module: nn.Module) -> bool:

@@ -24,8 +24,10 @@ def table(counts: Sequence[Count], title: str) -> str:
     rows = [[_short_block(block, blocks), *_cells([c for c in counts if c.block == block], kinds)] for block in blocks]
     rows.append(["all", *_cells(counts, kinds)])
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-             for row in [header, *rows]]
+    lines = [
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in [header, *rows]
+    ]
     rule = "-" * len(lines[0])
     return "\n".join([title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1]])
 

@@ -1,7 +1,7 @@
 """The objective's second term: L = L_er + D(y_θ(t), y_θ(t_l)), with θ(t_l) the latest best student.
 
-Self-regularisation: at every evaluation (step 0 included) a student that beats the best so far becomes the teacher, so the
-teacher's sparsity rises with the student's. Knowledge distillation: a dense teacher, fixed. In a plain loop:
+Self-regularisation: at every evaluation (step 0 included) a student that beats the best so far becomes the teacher, so
+the teacher's sparsity rises with the student's. Knowledge distillation: a dense teacher, fixed. In a plain loop:
 
     loss = loss + teacher.loss(batch, outputs)
     ...
@@ -33,8 +33,8 @@ class Teacher:
         model: the student.
         objective: "self-regularization", "knowledge-distillation" or "empirical-risk" (no second term).
         fixed: the densely fine-tuned teacher of knowledge distillation; used as it is, in evaluation mode.
-        kind: what the outputs are: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None finds out, where there
-            is no doubt.
+        kind: what the outputs are: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None finds out, where
+            there is no doubt.
         mix: "sum" adds the divergence to the loss (paper); "entropy" weighs both for each example (reference code).
         temperature: softens both sides; by default 1 for "sum" and 2 for "entropy".
         greater_is_better: whether a higher validation score is better.
@@ -188,6 +188,6 @@ def _fingerprints(inputs: Mapping[str, Any]) -> list[bytes]:
             if mask is not None and mask.dim() == 2 and values.dim() >= 1 and values.shape[0] == mask.shape[1]:
                 values = values[mask[row] != 0]
             digest.update(f"{name}{values.dtype}{tuple(values.shape)}".encode())
-            digest.update(values.reshape(-1).contiguous().view(torch.uint8).numpy())
+            digest.update(values.reshape(-1).contiguous().view(torch.uint8).numpy().data)
         keys.append(digest.digest())
     return keys

@@ -1,0 +1,120 @@
+"""Checkpoints without pickle that are whole or not there: one safetensors file and one JSON file in a folder.
+
+    checkpoint.save(folder, model=model.state_dict(), optimizer=optimizer.state_dict(), pruner=pruner.state_dict())
+    state = checkpoint.load(folder)
+
+The folder is written under a temporary name, synced to disk and renamed. A process killed at any moment leaves the last
+whole checkpoint readable; what it left half-written is removed by the next save.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+TENSORS, VALUES = "state.safetensors", "state.json"
+FORMAT = 1
+
+
+def save(folder: str | os.PathLike[str], **states: Any) -> Path:
+    """Stores nested dicts, lists, numbers, strings and tensors atomically; replaces what the folder held.
+
+    Raises:
+        TypeError: for a value that is not plain data or a tensor, naming its place. Nothing is written then.
+    """
+    folder = Path(folder)
+    tensors: dict[str, Tensor] = {}
+    values = {"format": FORMAT, "states": _plain(states, "", tensors)}
+    text = json.dumps(values)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.new")
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    if folder.exists():  # otherwise `old` is the last whole checkpoint: a process was killed between two renames
+        shutil.rmtree(old, ignore_errors=True)
+    fresh.mkdir()
+    save_file(tensors, fresh / TENSORS)
+    (fresh / VALUES).write_text(text)
+    for path in (fresh / TENSORS, fresh / VALUES, fresh):
+        _sync(path)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def load(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads what `save` stored.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: if it is damaged or of another format.
+    """
+    folder = Path(folder)
+    old = folder.with_name(f".{folder.name}.old")
+    if not folder.exists() and old.exists():  # killed between the two renames: the old one is whole
+        folder = old
+    try:
+        values = json.loads((folder / VALUES).read_text())
+        tensors = load_file(folder / TENSORS)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no checkpoint in {folder}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+        raise ValueError(f"the checkpoint in {folder} is damaged: {error}") from None
+    if values.get("format") != FORMAT:
+        raise ValueError(f"the checkpoint in {folder} has format {values.get('format')}; this pinscher reads {FORMAT}")
+    restored = _restored(values["states"], tensors)
+    assert isinstance(restored, dict)
+    return restored
+
+
+def exists(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a whole checkpoint to load."""
+    folder = Path(folder)
+    return folder.exists() or folder.with_name(f".{folder.name}.old").exists()
+
+
+def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a nested value; tensors go to `tensors` and leave a reference behind."""
+    if isinstance(value, Tensor):
+        # A copy of its own: safetensors refuses tensors that share memory.
+        name = f"{len(tensors)}{place}"  # the number keeps keys that hold slashes apart
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"$tensor": name}
+    if isinstance(value, dict):
+        # Optimisers number their parameters: JSON keys are strings, so pairs keep the keys as they are.
+        pairs = [[key, _plain(item, f"{place}/{key}", tensors)] for key, item in value.items()]
+        return {"$dict": pairs}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"cannot store {place.lstrip('/')}: a {type(value).__name__} is neither plain data nor a tensor")
+
+
+def _restored(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$tuple" in value:
+            return tuple(_restored(item, tensors) for item in value["$tuple"])
+        return {key: _restored(item, tensors) for key, item in value["$dict"]}
+    return [_restored(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,134 @@
+"""Ranking: which weights stay. Ranks all sites' scores together (or each matrix by itself) and gives the masks.
+
+Masks are stored only where they must be. Smoothed scores do not change until the next ranking, so there the threshold
+alone gives the mask again, for no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pinscher.prune.criteria import Criterion
+from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, threshold
+from pinscher.prune.sites import Site
+
+
+class Ranking:
+    """The last ranking of a model's weights.
+
+    Args:
+        sites: what is ranked.
+        criterion: gives the scores.
+        store: keep the masks as tensors, one byte a weight.
+        regrow: whether a pruned weight may be chosen again; if not, existing zeros count as pruned.
+        ranks: the processes that share the weights.
+    """
+
+    def __init__(
+        self, sites: Sequence[Site], criterion: Criterion, *, store: bool, regrow: bool, ranks: Ranks = ALONE
+    ) -> None:
+        self.sites, self.criterion, self.store, self.regrow, self.ranks = sites, criterion, store, regrow, ranks
+        self.total = sum(site.numel for site in sites)
+        self.threshold: Threshold | None = None
+        self.pruned: dict[str, Tensor] = {}  # stored masks, flat, True where pruned
+        if not regrow:
+            self.pruned = {site.name: site.weight == 0 for site in sites}
+        zeros = sum(int((site.weight == 0).sum()) for site in sites)
+        self.kept = self.total - ranks.count(zeros)
+        self.revived = 0  # weights that the last ranking brought back, where masks are stored
+
+    @property
+    def exists(self) -> bool:
+        return self.threshold is not None or bool(self.pruned)
+
+    def rank(self, density: float) -> None:
+        """Chooses exactly floor(density * d + 0.5) weights to keep."""
+        keep = math.floor(density * self.total + 0.5)
+        if self.criterion.scope == "global":
+            self.threshold = threshold([self.scores(site) for site in self.sites], keep, self.ranks)
+        if self.store:
+            before = self.pruned
+            self.pruned = {site.name: self._fresh_mask(i, density) for i, site in enumerate(self.sites)}
+            self.check(keep, sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
+            back = sum(int(torch.count_nonzero(was & ~self.pruned[name])) for name, was in before.items())
+            self.revived = self.ranks.count(back)
+        self.kept = keep
+
+    def check(self, keep: int, dropped: int) -> None:
+        """Never prune another number of weights than was asked for."""
+        kept = self.total - self.ranks.count(dropped)
+        if kept != keep:
+            raise RuntimeError(f"{kept} weights would be kept instead of {keep}: please report this")
+
+    def scores(self, site: Site) -> Scores:
+        """The scores a site's weights are ranked by, with what may not come back at the very bottom."""
+        scores = self.criterion.scores(site)
+        if self.regrow:
+            return scores
+        combine = scores.combine or (lambda values: values)
+        return Scores(
+            *scores.tensors,
+            self.pruned[site.name],
+            combine=lambda *pieces: combine(*pieces[:-1]).masked_fill(pieces[-1], -torch.inf),
+        )
+
+    def drops(self, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """(flat slice, True where pruned) of one site by the last ranking, part by part."""
+        site = self.sites[index]
+        if site.name in self.pruned:
+            pruned = self.pruned[site.name]
+            yield from ((at, pruned[at]) for at in parts(pruned.numel()))
+        elif self.threshold is not None:
+            yield from self.threshold.drops(self.scores(site), index)
+
+    def mask(self, index: int) -> Tensor:
+        """The last mask of one site, flat, True where kept."""
+        kept = torch.ones_like(self.sites[index].weight, dtype=torch.bool)
+        for at, drop in self.drops(index):
+            kept[at] = ~drop
+        return kept
+
+    def apply(self) -> None:
+        """Sets pruned weights to exact zeros."""
+        dropped = 0
+        for i, site in enumerate(self.sites):
+            weight = site.weight
+            for at, drop in self.drops(i):
+                weight[at].masked_fill_(drop, 0.0)
+                dropped += int(torch.count_nonzero(drop))
+        self.check(self.kept, dropped)
+
+    def _fresh_mask(self, index: int, density: float) -> Tensor:
+        site = self.sites[index]
+        scores = self.scores(site)
+        cut, place = self.threshold, index
+        if self.criterion.scope == "matrix":
+            seen = sum(s.numel for s in self.sites[:index])
+            # Rounding the running total, not each matrix, keeps the sum exact.
+            keep = math.floor(density * (seen + site.numel) + 0.5) - math.floor(density * seen + 0.5)
+            cut, place = threshold([scores], keep, self.ranks), 0
+        assert cut is not None
+        pruned = torch.empty_like(site.weight, dtype=torch.bool)
+        for at, drop in cut.drops(scores, place):
+            pruned[at] = drop
+        return pruned
+
+    def state_dict(self) -> dict[str, Any]:
+        cut = self.threshold
+        return {
+            "threshold": None if cut is None else {"value": cut.value, "quotas": cut.quotas and list(cut.quotas)},
+            "kept": self.kept,
+            "revived": self.revived,
+            "pruned": dict(self.pruned),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        cut = state["threshold"]
+        self.threshold = None if cut is None else Threshold(cut["value"], cut["quotas"] and tuple(cut["quotas"]))
+        self.kept, self.revived = state["kept"], state["revived"]
+        self.pruned = {name: mask.clone() for name, mask in state["pruned"].items()}
