@@ -435,6 +435,18 @@ def test_a_sure_student_listens_to_the_teacher_alone():
     assert value.item() == pytest.approx(4 * (p[1] + p[2]) * 100.0, rel=1e-4)
 
 
+def test_the_weights_of_the_entropy_mix_are_not_trained():
+    """The gradient is that of alpha * KD + (1 - alpha) * CE with alpha held still."""
+    student, teacher, labels = logits(4, 3).requires_grad_(), logits(4, 3, seed=1), torch.tensor([0, 2, 1, 1])
+    (F.cross_entropy(student, labels) + term(student, teacher, {"labels": labels}, mix="entropy")).backward()
+    expected = torch.zeros(4, 3, dtype=torch.float64)
+    for i in range(4):
+        q, soft, its = (torch.tensor(probabilities(*x)) for x in ((student[i],), (student[i], 2.0), (teacher[i], 2.0)))
+        alpha = 1 + (q * q.log()).sum() / math.log(3)
+        expected[i] = (alpha * 2 * (soft - its) + (1 - alpha) * (q - F.one_hot(labels[i], 3))) / 4
+    torch.testing.assert_close(student.grad.double(), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["classes", "tokens", "causal-lm", "seq2seq-lm", "spans"])
 def test_entropy_mix_without_labels_is_an_error(kind):
     student, teacher = pairs(2, 5) if kind == "spans" else (logits(2, 3), logits(2, 3, seed=1))

@@ -531,6 +531,18 @@ def test_only_unknown_examples_are_run():
         assert sum(calls) == run or (run is None and 1 <= sum(calls) <= 3)
 
 
+def test_an_example_is_known_again_however_far_it_is_padded():
+    student = bert()
+    teacher = Teacher(student)
+    teacher.consider(0.0)
+    calls = watch(teacher.snapshot.module)
+    for width in (8, 11, 14):
+        batch = batch_for("classes", LENGTHS, width=width)
+        batch["input_ids"][batch["attention_mask"] == 0] = width  # whatever stands there
+        teacher.loss(batch, student(**batch))
+    assert calls == [len(LENGTHS)]
+
+
 def test_rows_come_back_in_the_order_of_the_batch():
     student = bert()
     with torch.no_grad():

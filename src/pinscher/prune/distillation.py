@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # the label that losses pass over
+LOWEST = -1e30  # a logit that no softmax sees, at any temperature
 KINDS = ("classes", "regression", "tokens", "spans", "causal-lm", "seq2seq-lm")
 
 
@@ -21,17 +22,26 @@ def logits_of(outputs: Any, kind: str) -> tuple[Tensor, ...]:
     names = ("start_logits", "end_logits") if kind == "spans" else ("logits",)
     if isinstance(outputs, Tensor):
         return (outputs,)
-    found = outputs if isinstance(outputs, Mapping) else vars(outputs)
+    found = named(outputs)
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"kind {kind!r} needs {missing[0]} in the model's outputs; they have {', '.join(found)}")
     return tuple(found[name] for name in names)
 
 
+def named(outputs: Any) -> Mapping[str, Any]:
+    """A model's outputs by name."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    if not hasattr(outputs, "__dict__"):
+        raise ValueError(f"outputs must have names (return_dict=True) or be logits, not a {type(outputs).__name__}")
+    found: dict[str, Any] = vars(outputs)
+    return found
+
+
 def infer_kind(outputs: Any) -> str:
     """The kind of outputs where it is beyond doubt."""
-    found = {} if isinstance(outputs, Tensor) else outputs if isinstance(outputs, Mapping) else vars(outputs)
-    if "start_logits" in found:
+    if not isinstance(outputs, Tensor) and "start_logits" in named(outputs):
         return "spans"
     (logits,) = logits_of(outputs, "classes")
     if logits.dim() == 2:
@@ -48,11 +58,12 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
     if kind == "classes":
         return _Compared(student, teacher, labels)
     if kind == "spans":
-        mask = batch.get("attention_mask")
-        if mask is not None:  # padding can be no answer
-            lowest = torch.finfo(student.dtype).min
-            student, teacher = (x.masked_fill(mask == 0, lowest) for x in (student, teacher))
-        return _Compared(student, teacher, batch.get(("start_positions", "end_positions")[side]))
+        mask, labels = batch.get("attention_mask"), batch.get(("start_positions", "end_positions")[side])
+        if mask is None:
+            return _Compared(student, teacher, labels)
+        # Padding can be no answer, and is no class that the student could be unsure about.
+        student, teacher = (x.float().masked_fill(mask == 0, LOWEST) for x in (student, teacher))
+        return _Compared(student, teacher, labels, classes=(mask != 0).sum(1))
     if kind == "causal-lm":  # position i speaks of token i + 1
         student, teacher = student[:, :-1], teacher[:, :-1]
         labels = None if labels is None else labels[:, 1:]
@@ -69,8 +80,10 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
 class _Compared:
     """Rows of student and teacher logits, with labels where there are any."""
 
-    def __init__(self, student: Tensor, teacher: Tensor, labels: Tensor | None) -> None:
+    def __init__(self, student: Tensor, teacher: Tensor, labels: Tensor | None, classes: Tensor | None = None) -> None:
         self.student, self.teacher, self.labels = student.float(), teacher.float(), labels
+        whole = torch.full(student.shape[:1], student.shape[-1], device=student.device)
+        self.classes = whole if classes is None else classes
 
     def divergence(self, temperature: float) -> Tensor:
         """Mean KL(teacher || student) at a temperature, times its square so that gradients keep their size."""
@@ -90,11 +103,12 @@ class _Compared:
             raise ValueError("mix='entropy' weighs the labels' loss of each example: the batch must hold labels")
         counts = (self.labels >= 0) & (self.labels < self.student.shape[-1])
         student, teacher, labels = self.student[counts], self.teacher[counts], self.labels[counts]
+        classes = self.classes[counts].float().clamp(min=2)
         if student.shape[0] == 0:
             return self.student.sum() * 0.0
         log_student = F.log_softmax(student, dim=-1)
         entropy = -(log_student.exp() * log_student).sum(-1)
-        alpha = (1 - entropy / torch.tensor(float(student.shape[-1])).log()).detach()
+        alpha = (1 - entropy / classes.log()).detach()
         soft = -(F.softmax(teacher / temperature, -1) * F.log_softmax(student / temperature, -1)).sum(-1)
         hard = F.nll_loss(log_student, labels, reduction="none")
         return (alpha * (soft * temperature**2 - hard)).mean()

@@ -48,9 +48,14 @@ class Gate(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
+        self.bypass = False  # lets the weight through as it is
         self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool))
 
     def forward(self, weight: Tensor) -> Tensor:
+        return weight if self.bypass else self.gated(weight)
+
+    def gated(self, weight: Tensor) -> Tensor:
+        """The weight that the forward pass of the model sees."""
         raise NotImplementedError
 
     def scores(self, weight: Tensor) -> Tensor:
@@ -100,7 +105,7 @@ class _ScoreGate(Gate):
         super().__init__(weight)
         self.importance = nn.Parameter(torch.zeros_like(weight))
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def gated(self, weight: Tensor) -> Tensor:
         return _masked(weight, self.importance, self.mask)
 
     def scores(self, weight: Tensor) -> Tensor:
@@ -132,7 +137,7 @@ class _SoftGate(_ScoreGate):
         self.register_buffer("level", torch.tensor(-torch.inf, dtype=torch.float64))
         self.register_buffer("fixed", torch.tensor(False))
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def gated(self, weight: Tensor) -> Tensor:
         mask = self.mask if self.fixed else self.importance.detach() > self.level
         return _masked(weight, self.importance, mask)
 
@@ -177,7 +182,7 @@ class _ConcreteGate(Gate):
         self.logits = nn.Parameter(torch.full_like(weight, start))
         self.register_buffer("fixed", torch.tensor(False))
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def gated(self, weight: Tensor) -> Tensor:
         if self.fixed:
             return weight * self._openness(self.logits) * self.mask
         if not self.training:
@@ -243,7 +248,7 @@ class _PstGate(Gate):
         self.score_row = nn.Parameter(torch.zeros(rows, 1, dtype=weight.dtype))
         self.score_column = nn.Parameter(torch.zeros(1, columns, dtype=weight.dtype))
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def gated(self, weight: Tensor) -> Tensor:
         return _masked(self._updated(weight), self._learned(), self.mask)
 
     def scores(self, weight: Tensor) -> Tensor:

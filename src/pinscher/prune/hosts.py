@@ -65,8 +65,7 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
 
 def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A closure computes gradients inside the step, after the pruner has looked at them."""
-    given = kwargs.get("closure", args[0] if args and callable(args[0]) else None)
-    if given is not None:
+    if kwargs.get("closure") is not None or any(callable(arg) for arg in args):
         raise TypeError("optimizer.step(closure) computes gradients inside the step; call backward() before step().")
 
 
@@ -83,6 +82,25 @@ def read_step(optimizer: torch.optim.Optimizer, sites: Sequence[Site]) -> None:
     for site in sites:
         site.lr = rates.get(id(site.owner), 0.0)
         site.grad_scale = 1.0 if scale is None else float(scale)
+
+
+def probe_of(sites: Sequence[Site]) -> tuple[Site, int, float] | None:
+    """One gradient entry that is not zero, by which `reread_scale` sees what the step did to scaled gradients."""
+    if sites[0].grad_scale == 1.0:
+        return None
+    for site in sites:
+        if (grad := site.grad) is not None and bool(grad.any()):
+            place = int(grad.abs().argmax())
+            return site, place, float(grad[place])
+    return None
+
+
+def reread_scale(sites: Sequence[Site], probe: tuple[Site, int, float] | None) -> None:
+    """Torch's fused optimisers unscale gradients in place during the step: then they carry no scale any more."""
+    if probe is None or (grad := probe[0].grad) is None or float(grad[probe[1]]) == probe[2]:
+        return
+    for site in sites:
+        site.grad_scale = 1.0
 
 
 def finite(sites: Sequence[Site], ranks: Ranks) -> bool:

@@ -38,6 +38,9 @@ class Pruner:
     def __init__(self, model: nn.Module, config: PruningConfig, ranks: Ranks = ALONE) -> None:
         self.model, self.config, self.ranks = model, config, ranks
         self.sites = find_sites(model, config.target_modules, config.exclude_modules)
+        for site in self.sites:
+            if not site.owner.is_contiguous():
+                site.owner.data = site.owner.data.contiguous()
         self.criterion = config.make_criterion()
         self.schedule = config.make_schedule()
         gated = isinstance(self.criterion, Gated)
@@ -59,10 +62,9 @@ class Pruner:
         self._overdue = False  # likewise for a ranking
         self._ranked_now = self._skipping = False
         self._usable = True
+        self._probe: Any = None
         self._hooks: list[Any] = []
         for site in self.sites:
-            if not site.owner.is_contiguous():
-                site.owner.data = site.owner.data.contiguous()
             self.criterion.prepare(site, STATE_DTYPES[config.state_dtype])
         if isinstance(self.criterion, Gated):
             self._open_gates(self.criterion)
@@ -111,6 +113,8 @@ class Pruner:
             warnings.warn(f"step {self.t + 1}: non-finite gradients; they do not enter the scores", stacklevel=2)
         if self.criterion.moment == "before":
             self._look(self.t + 1)
+        elif self.criterion.needs_grad:
+            self._probe = hosts.probe_of(self.sites)
         if isinstance(self.criterion, Gated) and self.criterion.adds_penalty:
             self._add_penalty(self.criterion)
         if self.criterion.calibration and self.t < self.schedule.settled_at:
@@ -125,6 +129,7 @@ class Pruner:
             controller.steer(self.criterion, self, self.t)
             return
         if self.criterion.moment == "after":
+            hosts.reread_scale(self.sites, self._probe)
             self._look(self.t)
         if self._ranked_now or self._holding():
             self.ranking.apply()

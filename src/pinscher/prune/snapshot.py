@@ -1,22 +1,25 @@
-"""A copy of a student that is as small as it can be, and still runs.
+"""A copy of a student's weights that is as small as it can be, and still runs.
 
-Matrices are kept as a bit for every weight and the values of those that are not zero, wherever that is smaller; they
-are expanded one at a time while the copy runs. Frozen parameters are not copied at all, tied ones once. The copy's
-module tree is built without memory for weights and belongs to nobody else: the student's hooks, modes and optimiser
-never see it.
+Matrices are kept as a bit for every weight and the values of those that are not zero, wherever that is smaller; frozen
+parameters are not copied at all, tied ones once. There is no second module tree: to run, the student's own modules
+are given the copy's tensors for the length of one forward pass, without gradients and in evaluation mode. So whatever
+the student is (compiled, patched, normalised), the teacher is too.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from pinscher.prune.sites import clean_name, evaluating, is_matrix
+from pinscher.prune.gates import Gate
+from pinscher.prune.sites import evaluating, is_matrix
 
 HARDLY_SPARSE = 0.9  # above this density a matrix is kept plain: packing would save little and cost time
 
@@ -25,118 +28,89 @@ class Snapshot:
     """The weights of a model at one moment, runnable.
 
     Args:
-        model: the student. Its structure is copied now, its weights at every `take`.
+        model: the student.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # Wrappers (DDP, torch.compile) are left behind: the copy is of what they wrap.
-        while isinstance(inner := getattr(model, "module", getattr(model, "_orig_mod", None)), nn.Module):
-            model = inner
+        while isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
         self.student = model
-        self.module = _skeleton(model)
         self.plain: dict[str, Tensor] = {}
         self.packed: dict[str, Packed] = {}
-        self._places: dict[str, list[tuple[nn.Module, str]]] = {}  # where each tensor belongs in the copy
-        self._packable: set[str] = set()
-        self._expandable: dict[nn.Module, list[tuple[str, str]]] = {}
-        self._find_places()
-
-    def _find_places(self) -> None:
-        first: dict[int, str] = {}
-        for name, holder, leaf in _tensors(self.student):
-            owner = _owner_of(holder, leaf)
-            canonical = first.setdefault(id(owner), name) if isinstance(owner, nn.Parameter) else name
-            prefix = name.rpartition(".")[0]
-            module = self.module.get_submodule(prefix)
-            self._places.setdefault(canonical, []).append((module, leaf))
-            # Torch's own composite modules (MultiheadAttention) read their children's weights without calling them.
-            parent = self.module.get_submodule(prefix.rpartition(".")[0])
-            if isinstance(owner, nn.Parameter) and owner.dim() == 2 and not _is_torch_composite(parent):
-                self._packable.add(canonical)
-                self._expandable.setdefault(module, []).append((canonical, leaf))
-        for module in self._expandable:
-            module.register_forward_pre_hook(self._expand)
-            module.register_forward_hook(self._release, always_call=True)
+        self.shared: dict[str, nn.Parameter] = {}  # frozen parameters, the student's own
 
     @torch.no_grad()
     def take(self) -> None:
         """Copies the student's weights as the forward pass sees them, gates included."""
-        self.plain, self.packed = {}, {}
+        self.plain, self.packed, self.shared = {}, {}, {}
         with evaluating(self.student):  # random gates show what they are at test time
-            for name, holder, leaf in _tensors(self.student):
-                if name not in self._places:
-                    continue  # tied to one that is kept
-                tensor = getattr(holder, leaf).detach()
-                if _is_frozen(holder, leaf):
-                    self.plain[name] = tensor
-                elif name in self._packable and (packed := Packed.of(tensor)) is not None:
+            for name, places in _places(self.student).items():
+                owner, tensor = places[0].owner, places[0].effective
+                if isinstance(owner, nn.Parameter) and not owner.requires_grad and not is_matrix(places[0].module):
+                    self.shared[name] = owner
+                elif isinstance(owner, nn.Parameter) and (packed := Packed.of(tensor)) is not None:
                     self.packed[name] = packed
                 else:
-                    self.plain[name] = tensor.clone()
-        self._place()
+                    self.plain[name] = tensor.detach().clone()
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        with torch.no_grad():
-            return self.module(**batch)
+        self._own_what_thawed()
+        with torch.no_grad(), evaluating(self.student), self._lent():
+            return self.student(**batch)
 
-    def _place(self) -> None:
-        """Gives the copy's modules their plain tensors; packed ones come when they are needed."""
-        for name, tensor in self.plain.items():
-            self._put(name, tensor)
-        for name, packed in self.packed.items():
-            self._put(name, packed.values[:0])
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Gives the student's modules the copy's tensors, and takes them back."""
+        places = [(name, place) for name, found in _places(self.student).items() for place in found]
+        dense = {name: packed.expand() for name, packed in self.packed.items()}
+        before = [(place, place.owner) for _, place in places]
+        try:
+            for name, place in places:
+                place.put(dense.get(name, self.plain.get(name, self.shared.get(name))), bypass=True)
+            yield
+        finally:
+            for place, owner in before:
+                place.put(owner, bypass=False)
 
-    def _put(self, name: str, tensor: Tensor) -> None:
-        for module, leaf in self._places[name]:
-            if leaf in module._buffers:
-                module._buffers[leaf] = tensor
-            else:
-                module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-
-    def _expand(self, module: nn.Module, inputs: Any) -> None:
-        for name, leaf in self._expandable[module]:
-            if name in self.packed:
-                module._parameters[leaf] = nn.Parameter(self.packed[name].expand(), requires_grad=False)
-
-    def _release(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        for name, leaf in self._expandable[module]:
-            if name in self.packed:
-                module._parameters[leaf] = nn.Parameter(self.packed[name].values[:0], requires_grad=False)
+    def _own_what_thawed(self) -> None:
+        """Copies a shared parameter as soon as it trains again, which is before it can have changed."""
+        for name in [name for name, owner in self.shared.items() if owner.requires_grad]:
+            self.plain[name] = self.shared.pop(name).detach().clone()
 
     @property
     def nbytes(self) -> int:
-        """Memory that is the snapshot's own (frozen tensors are the student's)."""
-        frozen = self._frozen()
-        plain = sum(t.numel() * t.element_size() for n, t in self.plain.items() if n not in frozen)
+        """Memory that is the snapshot's own."""
+        plain = sum(t.numel() * t.element_size() for t in self.plain.values())
         return plain + sum(p.nbytes for p in self.packed.values())
 
     def state_dict(self) -> dict[str, Any]:
-        frozen = self._frozen()
+        self._own_what_thawed()
         return {
-            "plain": {n: t for n, t in self.plain.items() if n not in frozen},
+            "plain": dict(self.plain),
             "packed": {n: {"bits": p.bits, "values": p.values, "shape": list(p.shape)} for n, p in self.packed.items()},
+            "shared": list(self.shared),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        frozen = self._frozen()
-        saved = {*state["plain"], *state["packed"], *frozen}
-        if saved != set(self._places):
-            raise ValueError(
-                f"the teacher in the checkpoint is of another model, for one {min(saved ^ set(self._places))}"
-            )
-        self.plain = {**frozen, **{n: t.clone() for n, t in state["plain"].items()}}
+        """Restores `state_dict()`.
+
+        Raises:
+            ValueError: if it is of a model with other tensors. Nothing is changed then.
+        """
+        mine = {name: places[0].owner for name, places in _places(self.student).items()}
+        shapes = {name: tensor.shape for name, tensor in state["plain"].items()}
+        shapes |= {name: torch.Size(packed["shape"]) for name, packed in state["packed"].items()}
+        shapes |= {name: mine[name].shape for name in state["shared"] if name in mine}
+        wrong = [n for n in {*shapes, *mine} if n not in mine or n not in shapes or mine[n].shape != shapes[n]]
+        if wrong:
+            raise ValueError(f"the teacher in the checkpoint is of another model, for one {min(wrong)}")
+        self.plain = {n: t.clone() for n, t in state["plain"].items()}
         self.packed = {
             n: Packed(p["bits"].clone(), p["values"].clone(), torch.Size(p["shape"]))
             for n, p in state["packed"].items()
         }
-        self._place()
-
-    def _frozen(self) -> dict[str, Tensor]:
-        return {
-            name: getattr(holder, leaf).detach()
-            for name, holder, leaf in _tensors(self.student)
-            if name in self._places and _is_frozen(holder, leaf)
-        }
+        self.shared = {name: mine[name] for name in state["shared"]}  # type: ignore[misc]
+        self._own_what_thawed()
 
 
 class Packed:
@@ -147,8 +121,10 @@ class Packed:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Packed | None:
-        """Packs a matrix; None if it is hardly sparse."""
-        flat = tensor.reshape(-1)
+        """Packs a matrix; None for what is no matrix or hardly sparse."""
+        if tensor.dim() != 2:
+            return None
+        flat = tensor.detach().reshape(-1)
         alive = flat != 0
         if int(torch.count_nonzero(alive)) > HARDLY_SPARSE * flat.numel():
             return None
@@ -166,53 +142,66 @@ class Packed:
         return self.bits.numel() + self.values.numel() * self.values.element_size()
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a module keeps a tensor: as a parameter, as a buffer, or below a gate."""
+
+    module: nn.Module
+    leaf: str
+
+    @property
+    def gate(self) -> Gate | None:
+        if not parametrize.is_parametrized(self.module, self.leaf):
+            return None
+        first = self.module.parametrizations[self.leaf][0]  # type: ignore[index]
+        return first if isinstance(first, Gate) else None
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        if self.gate is not None:
+            below: nn.Module = self.module.parametrizations[self.leaf]  # type: ignore[index, assignment]
+            return below._parameters
+        return self.module._parameters if self.leaf in self.module._parameters else self.module._buffers
+
+    @property
+    def owner(self) -> Tensor:
+        tensor = self.holder["original" if self.gate is not None else self.leaf]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    @property
+    def effective(self) -> Tensor:
+        tensor = getattr(self.module, self.leaf) if self.gate is not None else self.owner
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def put(self, tensor: Tensor | None, bypass: bool) -> None:
+        assert tensor is not None
+        gate, holder = self.gate, self.holder
+        if holder is not self.module._buffers and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        holder["original" if gate is not None else self.leaf] = tensor
+        if gate is not None:
+            gate.bypass = bypass
+
+
+def _places(model: nn.Module) -> dict[str, list[_Place]]:
+    """Every parameter and buffer by its first name, with all places it is used in; gates are seen through."""
+    found: dict[str, list[_Place]] = {}
+    first: dict[int, str] = {}
+    gates = {id(part) for module in model.modules() if isinstance(module, Gate) for part in module.modules()}
+    for prefix, module in model.named_modules():
+        if id(module) in gates or (isinstance(module, parametrize.ParametrizationList) and isinstance(module[0], Gate)):
+            continue
+        wrapped = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+        gated = [leaf for leaf in wrapped if _Place(module, leaf).gate is not None]
+        for leaf in [*module._parameters, *gated, *module._buffers]:
+            place = _Place(module, leaf)
+            if leaf in gated or place.holder[leaf] is not None:
+                name = first.setdefault(id(place.owner), f"{prefix}.{leaf}" if prefix else leaf)
+                found.setdefault(name, []).append(place)
+    return found
+
+
 def _bit_places(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Every parameter and buffer by its ordinary name, as (name, module, attribute); gates are seen through."""
-    for prefix, module in model.named_modules():
-        if "parametrizations" in prefix.split("."):
-            continue
-        gated = list(module.parametrizations) if parametrize.is_parametrized(module) else []
-        for leaf in [*module._parameters, *gated, *module._buffers]:
-            if _owner_of(module, leaf) is not None:
-                yield clean_name(f"{prefix}.{leaf}" if prefix else leaf), module, leaf
-
-
-def _owner_of(module: nn.Module, leaf: str) -> Any:
-    """The parameter or buffer itself, below any gate."""
-    if parametrize.is_parametrized(module, leaf):
-        return module.parametrizations[leaf].original  # type: ignore[union-attr, index]
-    return getattr(module, leaf)
-
-
-def _is_frozen(module: nn.Module, leaf: str) -> bool:
-    """Whether the tensor cannot change: a parameter that does not train and, being no matrix, is not pruned."""
-    parameter = module._parameters.get(leaf)
-    return parameter is not None and not parameter.requires_grad and not is_matrix(module)
-
-
-def _is_torch_composite(module: nn.Module) -> bool:
-    lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, lists)
-
-
-def _skeleton(model: nn.Module) -> nn.Module:
-    """A copy of the module tree in evaluation mode, without weights in memory, gates, hooks or patched methods."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in model.parameters()
-    }
-    skeleton = copy.deepcopy(model, memo)
-    for module in list(skeleton.modules()):
-        if parametrize.is_parametrized(module):
-            # Not torch's remove_parametrizations: it changes the class, which the copy shares with the student.
-            gated = module._modules.pop("parametrizations")
-            module.__class__ = parametrize.type_before_parametrizations(module)
-            for leaf, chain in gated.items():  # type: ignore[union-attr, operator]
-                module._parameters[leaf] = chain.original
-        module.__dict__.pop("forward", None)  # a wrapper's closure would run the student instead of the copy
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
-    return skeleton.eval()

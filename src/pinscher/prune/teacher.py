@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of
+from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of, named
 from pinscher.prune.snapshot import Snapshot
 
 OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
 CACHEABLE = ("classes", "regression")  # a few numbers an example
+TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # inputs as long as the text
 
 
 class Teacher:
@@ -62,6 +63,8 @@ class Teacher:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
         if (objective == "knowledge-distillation") != (fixed is not None):
             raise ValueError("objective 'knowledge-distillation' needs the teacher as `fixed`, the others take none")
+        if fixed is model:
+            raise ValueError("the fixed teacher must be another model than the student: it would be frozen with it")
         self.objective, self.kind, self.mix = objective, kind, mix
         self.temperature = temperature if temperature is not None else (2.0 if mix == "entropy" else 1.0)
         if not self.temperature > 0:
@@ -100,10 +103,10 @@ class Teacher:
             batch: the model's inputs, labels included.
             outputs: the student's outputs for that batch, or its logits.
         """
-        kind = self.kind or (infer_kind(outputs) if self.objective != "empirical-risk" else "classes")
         if not self.ready:
-            first = outputs if isinstance(outputs, Tensor) else logits_of(outputs, kind)[0]
-            return first.new_zeros(())
+            tensors = [outputs] if isinstance(outputs, Tensor) else [*named(outputs).values()]
+            return next(t for t in tensors if isinstance(t, Tensor)).new_zeros(())
+        kind = self.kind or infer_kind(outputs)
         student = logits_of(outputs, kind)
         teacher = self._outputs(batch, kind)
         if kind == "regression":
@@ -129,11 +132,14 @@ class Teacher:
             fresh = dict(zip([keys[row] for row in unknown], self._run(some, kind)[0].cpu(), strict=True))
         rows = torch.stack([fresh[key] if key in fresh else self._cache[key] for key in keys])
         for key, row in fresh.items():
-            size = row.numel() * row.element_size() + len(key)
-            if self._cached + size <= self.cache_bytes:
-                self._cache[key] = row.clone()
-                self._cached += size
+            self._remember(key, row)
         return (rows.to(next(v for v in inputs.values() if isinstance(v, Tensor)).device),)
+
+    def _remember(self, key: bytes, row: Tensor) -> None:
+        size = row.numel() * row.element_size() + len(key)
+        if self._cached + size <= self.cache_bytes:
+            self._cache[key] = row.clone()
+            self._cached += size
 
     def _run(self, inputs: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -149,6 +155,7 @@ class Teacher:
             "objective": self.objective,
             "best": self.best,
             "changes": self.changes,
+            "fixed": _checksum(self._fixed[0]) if self._fixed else None,
             "snapshot": self.snapshot.state_dict() if self.snapshot is not None and self.best is not None else None,
             "cache_keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8),
             "cache_rows": torch.stack([self._cache[key] for key in keys]) if keys else torch.empty(0),
@@ -160,9 +167,11 @@ class Teacher:
         if state["snapshot"] is not None and self.snapshot is not None:
             self.snapshot.load_state_dict(state["snapshot"])
         self.best, self.changes = state["best"], state["changes"]
-        keys = [bytes(key) for key in state["cache_keys"].tolist()]
-        self._cache = {key: row.clone() for key, row in zip(keys, state["cache_rows"], strict=True)}
-        self._cached = sum(row.numel() * row.element_size() + len(key) for key, row in self._cache.items())
+        self._cache, self._cached = {}, 0
+        if self._fixed and state["fixed"] != _checksum(self._fixed[0]):
+            return  # another teacher: what the old one said is of no use
+        for key, row in zip(state["cache_keys"].tolist(), state["cache_rows"], strict=True):
+            self._remember(bytes(key), row)
 
     @property
     def nbytes(self) -> int:
@@ -174,20 +183,43 @@ def _is_label(name: str) -> bool:
     return name in ("labels", "label", "label_ids", "start_positions", "end_positions", "num_items_in_batch")
 
 
+def _checksum(model: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in model.state_dict().values():
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data
+
+
 def _fingerprints(inputs: Mapping[str, Any]) -> list[bytes]:
-    """One key for each example: a hash of its inputs without padding, so that its place in a batch does not matter."""
-    tensors = {n: v.cpu() for n, v in sorted(inputs.items()) if isinstance(v, Tensor) and v.dim() > 0}
-    if not tensors:
+    """One key for each example: a hash of all it is made of. Padding behind tokens is left out, so that the length of
+    the batch does not matter. Empty if the inputs cannot be told apart by row.
+    """
+    tensors = {n: v for n, v in sorted(inputs.items()) if isinstance(v, Tensor) and v.dim() > 0}
+    others = {n: v for n, v in sorted(inputs.items()) if n not in tensors}
+    plain = all(v is None or isinstance(v, bool | int | float | str) for v in others.values())
+    sizes = {v.shape[0] for v in tensors.values()}
+    square = any(n not in TOKENS and v.dim() > 1 and v.shape[0] == v.shape[1] for n, v in tensors.items())
+    if not plain or len(sizes) != 1 or square:  # a square may be a mask for all examples
         return []
-    mask = tensors.get("attention_mask")
     keys = []
-    for row in range(next(iter(tensors.values())).shape[0]):
-        digest = hashlib.blake2b(digest_size=16)
+    lengths = _lengths(tensors.get("attention_mask"))
+    for row in range(sizes.pop()):
+        digest = hashlib.blake2b(repr(others).encode(), digest_size=16)
         for name, tensor in tensors.items():
-            values = tensor[row]
-            if mask is not None and mask.dim() == 2 and values.dim() >= 1 and values.shape[0] == mask.shape[1]:
-                values = values[mask[row] != 0]
+            values = tensor[row][: lengths[row]] if name in TOKENS and lengths else tensor[row]
             digest.update(f"{name}{values.dtype}{tuple(values.shape)}".encode())
-            digest.update(values.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+            digest.update(_bytes(values))
         keys.append(digest.digest())
     return keys
+
+
+def _lengths(mask: Tensor | None) -> list[int]:
+    """How long each row is without the padding behind it."""
+    if mask is None or mask.dim() != 2:
+        return []
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (places * (mask != 0)).amax(1).tolist() if mask.shape[1] else []
