@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from pinscher import Pruner, PruningConfig, Teacher
+from pinscher.prune.snapshot import Snapshot
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 IGNORED = -100
@@ -154,6 +155,25 @@ def watch(module: nn.Module) -> list[int]:
     return calls
 
 
+@pytest.fixture
+def runs(monkeypatch):
+    """Starts to note the number of examples in each run of a teacher's snapshot."""
+
+    def start(teacher: Teacher) -> list[int]:
+        calls: list[int] = []
+        plain = Snapshot.__call__
+
+        def noting(self: Snapshot, batch: dict[str, Tensor]) -> object:
+            if self is teacher.snapshot:
+                calls.append(len(next(iter(batch.values()))))
+            return plain(self, batch)
+
+        monkeypatch.setattr(Snapshot, "__call__", noting)
+        return calls
+
+    return start
+
+
 def remembered(teacher: Teacher) -> int:
     """Bytes of remembered outputs."""
     return teacher.nbytes - (teacher.snapshot.nbytes if teacher.snapshot is not None else 0)
@@ -189,7 +209,8 @@ def test_the_weights_are_those_of_the_best_score(greater):
         with torch.no_grad():
             student.weight.fill_(step + 1)
         teacher.consider(sign * score)
-        assert teacher.snapshot.module.weight.unique().tolist() == [expected]
+        assert teacher.snapshot({"input": torch.eye(2)}).unique().tolist() == [expected]
+        assert student.weight.unique().tolist() == [step + 1]
 
 
 @pytest.mark.parametrize("score", [0.0, -1e9, torch.tensor(0.25), 3])
@@ -412,21 +433,112 @@ def test_the_gradient_reaches_the_student_only(name):
     teacher.consider(0.0)
     learn(student, teacher, batch)
     student.zero_grad()
+    teacher.consider(1.0)
+    lent: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple) -> None:
+        if not torch.is_grad_enabled():
+            lent.extend(module.parameters())
+
+    student.register_forward_pre_hook(note)
     teacher.loss(batch, student(**batch)).backward()
     assert any(torch.count_nonzero(p.grad) for p in student.parameters() if p.grad is not None)
-    assert all(p.grad is None and not p.requires_grad for p in teacher.snapshot.module.parameters())
+    assert len(lent) >= len(list(student.parameters()))
+    assert not {id(p) for p in lent} & {id(p) for p in student.parameters()}
+    kept = teacher.snapshot
+    its = [*lent, *kept.plain.values(), *(t for p in kept.packed.values() for t in (p.bits, p.values))]
+    assert all(t.grad is None and t.grad_fn is None and not t.requires_grad for t in its)
+    assert all(p.requires_grad for p in student.parameters())
 
 
-def test_labels_do_not_reach_the_teacher():
+@pytest.mark.parametrize("mix", ["sum", "entropy"])
+@pytest.mark.parametrize("name", STUDENTS)
+def test_the_gradients_are_those_of_a_teacher_of_its_own(name, mix):
+    """The teacher runs in the student's modules between the student's forward and backward pass, and leaves no trace.
+
+    Against a deep copy of the student, used as a fixed teacher.
+    """
+    student = sparsify(STUDENTS[name]())
+    batch = batch_for(name)
+    options = {"kind": kind_of(name), "mix": mix, "cache_bytes": 0}
+    teacher = Teacher(student, **options)
+    teacher.consider(0.0)
+    whole = Teacher(student, "knowledge-distillation", fixed=copy.deepcopy(student), **options)
+    learn(student, teacher, batch, lr=0.2)
+    found = []
+    for one in (teacher, whole):
+        torch.manual_seed(3)
+        student.zero_grad()
+        outputs = student(**batch)
+        own = outputs["loss"] if "loss" in outputs else F.cross_entropy(outputs["logits"], batch["labels"])
+        (own + one.loss(batch, outputs)).backward()
+        found.append({n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert any(torch.count_nonzero(grad) for grad in found[0].values())
+    for n, grad in found[0].items():
+        torch.testing.assert_close(grad, found[1][n], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_the_students_random_numbers_are_left_alone(name):
+    """Dropout of a student goes on as if there were no teacher."""
+    student = STUDENTS[name]()
+    batch = batch_for(name)
+    teacher = Teacher(student, kind=kind_of(name))
+    outputs = student(**batch)
+    before = torch.get_rng_state()
+    teacher.consider(0.0)
+    teacher.loss(batch, outputs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(module.training for module in student.modules())
+
+
+def test_a_student_that_fails_in_the_teachers_run_is_whole_again():
+    student = bert()
+    batch = batch_for("classes")
+    teacher = Teacher(student)
+    teacher.consider(0.0)
+    learn(student, teacher, batch)
+    before = dict(student.named_parameters())
+    values = {n: t.clone() for n, t in student.state_dict().items()}
+    outputs = student(**batch)
+    with pytest.raises(IndexError):
+        teacher.loss({**batch, "input_ids": torch.full((4, 7), 1000)}, outputs)
+    assert all(p is before[n] and p.requires_grad for n, p in student.named_parameters())
+    assert all(torch.equal(t, values[n]) for n, t in student.state_dict().items())
+    assert all(module.training for module in student.modules())
+    outputs.loss.backward()
+    assert student.classifier.weight.grad is not None
+    assert learn(student, teacher, batch, steps=2)[-1].isfinite()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_was_frozen_trains_on_without_moving_the_teacher(known):
+    """Gradual unfreezing, whether or not the teacher had to be run between the thaw and the first step."""
+    student = bert()
+    student.bert.embeddings.requires_grad_(False)
+    batch, other = batch_for("classes"), inputs_of(batch_for("classes", seed=1), "classes")
+    teacher = Teacher(student)
+    teacher.consider(0.0)
+    expected = at_test_time(student, other)[0]
+    if known:
+        teacher.loss(batch, student(**batch))
+    student.requires_grad_(True)
+    learn(student, teacher, batch, steps=3)
+    assert not torch.allclose(at_test_time(student, other)[0], expected, atol=1e-3)
+    torch.testing.assert_close(teacher.snapshot(other)["logits"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_labels_do_not_reach_the_teacher(runs):
     """The teacher needs no loss of its own, and its memory does not depend on labels."""
     student = bert()
     batch = batch_for("classes")
     teacher = Teacher(student)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     seen: list[set[str]] = []
-    teacher.snapshot.module.register_forward_pre_hook(lambda m, a, k: seen.append(set(k)), with_kwargs=True)
     outputs = student(**batch)
+    student.register_forward_pre_hook(lambda m, a, k: seen.append(set(k)), with_kwargs=True)
     teacher.loss(batch, outputs)
     teacher.loss({**batch, "labels": 1 - batch["labels"]}, outputs)
     assert seen == [{"input_ids", "attention_mask"}]
@@ -505,12 +617,12 @@ def test_remembered_outputs_are_those_of_a_new_run(pair, rows, extra, filler, se
     torch.testing.assert_close(mine, its, rtol=0, atol=1e-5)
 
 
-def test_remembered_outputs_of_a_regression():
+def test_remembered_outputs_of_a_regression(runs):
     student = bert(num_labels=1)
     teacher, forgetful = Teacher(student), Teacher(student, cache_bytes=0)
     for one in (teacher, forgetful):
         one.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     batch = batch_for("regression")
     for _ in range(2):
         outputs = student(**batch)
@@ -518,11 +630,11 @@ def test_remembered_outputs_of_a_regression():
     assert calls == [4]
 
 
-def test_only_unknown_examples_are_run():
+def test_only_unknown_examples_are_run(runs):
     student = bert()
     teacher = Teacher(student)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     batch = batch_for("classes", LENGTHS, width=8)
     for rows, run in (([0, 1, 2], 3), ([2, 0, 1], 0), ([1, 3, 2, 4], 2), ([0], 0), ([5, 5, 5], None), ([5, 4, 3], 0)):
         calls.clear()
@@ -531,11 +643,11 @@ def test_only_unknown_examples_are_run():
         assert sum(calls) == run or (run is None and 1 <= sum(calls) <= 3)
 
 
-def test_an_example_is_known_again_however_far_it_is_padded():
+def test_an_example_is_known_again_however_far_it_is_padded(runs):
     student = bert()
     teacher = Teacher(student)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     for width in (8, 11, 14):
         batch = batch_for("classes", LENGTHS, width=width)
         batch["input_ids"][batch["attention_mask"] == 0] = width  # whatever stands there
@@ -558,12 +670,12 @@ def test_rows_come_back_in_the_order_of_the_batch():
         torch.testing.assert_close(found, expected[rows], rtol=0, atol=1e-5)
 
 
-def test_a_new_teacher_forgets():
+def test_a_new_teacher_forgets(runs):
     student = bert()
     batch = batch_for("classes")
     teacher = Teacher(student)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     learn(student, teacher, batch, steps=2)
     assert calls == [4]
     before = remembered(teacher)
@@ -584,12 +696,12 @@ def test_a_new_teacher_forgets():
 
 
 @pytest.mark.parametrize("limit", [0, 1, 24, 60, 100, 10_000])
-def test_the_memory_is_bounded(limit):
+def test_the_memory_is_bounded(limit, runs):
     student = bert(num_labels=3)
     teacher, free = Teacher(student, cache_bytes=limit), Teacher(student)
     for one in (teacher, free):
         one.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     batch = batch_for("classes", LENGTHS, width=8)
     for _ in range(3):
         outputs = student(**batch)
@@ -602,12 +714,12 @@ def test_the_memory_is_bounded(limit):
 
 
 @pytest.mark.parametrize("name", ["tokens", "spans", "causal-lm", "seq2seq-lm"])
-def test_long_outputs_are_not_remembered(name):
+def test_long_outputs_are_not_remembered(name, runs):
     student = STUDENTS[name]()
     batch = batch_for(name)
     teacher = Teacher(student, kind=name)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     for _ in range(2):
         teacher.loss(batch, student(**batch))
     assert calls == [4, 4]
@@ -732,11 +844,11 @@ def test_an_input_that_is_shared_by_all_examples():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_embedded_inputs_are_remembered_too(dtype):
+def test_embedded_inputs_are_remembered_too(dtype, runs):
     student = bert().to(dtype)
     teacher = Teacher(student)
     teacher.consider(0.0)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     batch = {"inputs_embeds": torch.randn(3, 5, 16, dtype=dtype)}
     for _ in range(2):
         teacher.loss(batch, student(**batch))
@@ -793,10 +905,10 @@ def test_the_state_is_plain(objective, score, tmp_path):
     reload(teacher.state_dict(), tmp_path)
 
 
-def follow(student: nn.Module, teacher: Teacher, name: str) -> tuple[list[Tensor], list[int]]:
+def follow(student: nn.Module, teacher: Teacher, name: str, runs) -> tuple[list[Tensor], list[int]]:
     """The rest of a run: the second terms of each step and how many examples the teacher had to be run for."""
     torch.manual_seed(5)
-    calls = watch(teacher.snapshot.module)
+    calls = runs(teacher)
     terms = []
     for step, seed in enumerate((0, 1, 2, 0, 1)):
         if step == 3:
@@ -808,7 +920,7 @@ def follow(student: nn.Module, teacher: Teacher, name: str) -> tuple[list[Tensor
 
 @pytest.mark.parametrize("zeros", [0.0, 0.8])
 @pytest.mark.parametrize("name", STUDENTS)
-def test_a_resumed_run_goes_on_bit_by_bit(name, zeros, tmp_path):
+def test_a_resumed_run_goes_on_bit_by_bit(name, zeros, tmp_path, runs):
     student = sparsify(STUDENTS[name](), zeros)
     if name == "classes":
         student.bert.embeddings.requires_grad_(False)
@@ -818,7 +930,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(name, zeros, tmp_path):
     # An example met first in another company: its remembered row may differ in the last bit from a new run.
     learn(student, teacher, batch_for(name, (7, 4), seed=1), lr=0.1)
     weights, state = copy.deepcopy(student.state_dict()), reload(teacher.state_dict(), tmp_path)
-    expected, ran = follow(student, teacher, name)
+    expected, ran = follow(student, teacher, name, runs)
 
     torch.manual_seed(99)
     student = STUDENTS[name]()
@@ -828,14 +940,14 @@ def test_a_resumed_run_goes_on_bit_by_bit(name, zeros, tmp_path):
     again = Teacher(student, kind=kind_of(name))
     again.load_state_dict(state)
     assert (again.best, again.changes, again.ready) == (0.5, 1, True)
-    found, ran_again = follow(student, again, name)
+    found, ran_again = follow(student, again, name, runs)
     assert ran_again == ran
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert again.nbytes == teacher.nbytes
     assert (again.best, again.changes) == (teacher.best, teacher.changes) == (0.75, 2)
 
 
-def test_remembered_outputs_survive():
+def test_remembered_outputs_survive(runs):
     student = bert()
     batch = batch_for("classes")
     teacher = Teacher(student)
@@ -846,7 +958,7 @@ def test_remembered_outputs_survive():
     twin.load_state_dict(student.state_dict())
     again = Teacher(twin)
     again.load_state_dict(teacher.state_dict())
-    calls = watch(again.snapshot.module)
+    calls = runs(again)
     assert torch.equal(again.loss(batch, outputs), expected)
     assert calls == []
     assert remembered(again) == remembered(teacher) > 0

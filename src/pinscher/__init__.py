@@ -6,16 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
 
 __version__ = "0.1.0"
-__all__ = ["Pruner", "PruningConfig", "Teacher", "__version__", "sparsity"]
+__all__ = ["Pruner", "PruningConfig", "Teacher", "__version__", "checkpoint", "sparsity"]
 
 # Names load when they are first used, so that `import pinscher` costs nothing.
 _HOMES = {"Pruner": "prune", "PruningConfig": "prune", "Teacher": "prune", "sparsity": "prune"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "checkpoint":
+        return importlib.import_module("pinscher.checkpoint")
     if name not in _HOMES:
         raise AttributeError(f"module 'pinscher' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)

@@ -38,41 +38,52 @@ class Snapshot:
         self.plain: dict[str, Tensor] = {}
         self.packed: dict[str, Packed] = {}
         self.shared: dict[str, nn.Parameter] = {}  # frozen parameters, the student's own
+        self.buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self) -> None:
         """Copies the student's weights as the forward pass sees them, gates included."""
-        self.plain, self.packed, self.shared = {}, {}, {}
+        self.plain, self.packed, self.shared, self.buffers = {}, {}, {}, {}
         with evaluating(self.student):  # random gates show what they are at test time
             for name, places in _places(self.student).items():
                 owner, tensor = places[0].owner, places[0].effective
-                if isinstance(owner, nn.Parameter) and not owner.requires_grad and not is_matrix(places[0].module):
+                if not isinstance(owner, nn.Parameter):
+                    self.buffers[name] = tensor.clone()
+                elif not owner.requires_grad and not is_matrix(places[0].module):
                     self.shared[name] = owner
-                elif isinstance(owner, nn.Parameter) and (packed := Packed.of(tensor)) is not None:
+                elif (packed := Packed.of(tensor)) is not None:
                     self.packed[name] = packed
                 else:
                     self.plain[name] = tensor.detach().clone()
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        self._own_what_thawed()
-        with torch.no_grad(), evaluating(self.student), self._lent():
+        if not (self.plain or self.packed or self.shared):
+            raise RuntimeError("no snapshot has been taken yet")
+        self.own_what_thawed()
+        if getattr(parametrize, "_cache_enabled", False):
+            raise RuntimeError("the teacher cannot run inside parametrize.cached(): it would get the student's weights")
+        devices = {p.device for p in self.student.parameters() if p.device.type == "cuda"}
+        # Some models draw random numbers at test time too; those of the training run stay in their order.
+        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(self.student), self._lent():
             return self.student(**batch)
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
         """Gives the student's modules the copy's tensors, and takes them back."""
-        places = [(name, place) for name, found in _places(self.student).items() for place in found]
-        dense = {name: packed.expand() for name, packed in self.packed.items()}
-        before = [(place, place.owner) for _, place in places]
+        tensors = {**self.buffers, **self.shared, **self.plain}
+        tensors |= {name: packed.expand() for name, packed in self.packed.items()}
+        # What the student has grown since (a buffer made on first use) is left as it is.
+        places = [(place, tensors[n]) for n, found in _places(self.student).items() if n in tensors for place in found]
+        before = [(place, place.owner) for place, _ in places]
         try:
-            for name, place in places:
-                place.put(dense.get(name, self.plain.get(name, self.shared.get(name))), bypass=True)
+            for place, tensor in places:
+                place.put(tensor, bypass=True)
             yield
         finally:
             for place, owner in before:
                 place.put(owner, bypass=False)
 
-    def _own_what_thawed(self) -> None:
+    def own_what_thawed(self) -> None:
         """Copies a shared parameter as soon as it trains again, which is before it can have changed."""
         for name in [name for name, owner in self.shared.items() if owner.requires_grad]:
             self.plain[name] = self.shared.pop(name).detach().clone()
@@ -80,15 +91,16 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Memory that is the snapshot's own."""
-        plain = sum(t.numel() * t.element_size() for t in self.plain.values())
+        plain = sum(t.numel() * t.element_size() for t in (*self.plain.values(), *self.buffers.values()))
         return plain + sum(p.nbytes for p in self.packed.values())
 
     def state_dict(self) -> dict[str, Any]:
-        self._own_what_thawed()
+        self.own_what_thawed()
         return {
             "plain": dict(self.plain),
             "packed": {n: {"bits": p.bits, "values": p.values, "shape": list(p.shape)} for n, p in self.packed.items()},
             "shared": list(self.shared),
+            "buffers": dict(self.buffers),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,20 +109,29 @@ class Snapshot:
         Raises:
             ValueError: if it is of a model with other tensors. Nothing is changed then.
         """
-        mine = {name: places[0].owner for name, places in _places(self.student).items()}
+        owners = {name: places[0].owner for name, places in _places(self.student).items()}
+        mine = {name: owner for name, owner in owners.items() if isinstance(owner, nn.Parameter)}
         shapes = {name: tensor.shape for name, tensor in state["plain"].items()}
         shapes |= {name: torch.Size(packed["shape"]) for name, packed in state["packed"].items()}
-        shapes |= {name: mine[name].shape for name in state["shared"] if name in mine}
+        shapes |= {name: mine[name].shape if name in mine else None for name in state["shared"]}
         wrong = [n for n in {*shapes, *mine} if n not in mine or n not in shapes or mine[n].shape != shapes[n]]
         if wrong:
             raise ValueError(f"the teacher in the checkpoint is of another model, for one {min(wrong)}")
-        self.plain = {n: t.clone() for n, t in state["plain"].items()}
+        device = next(iter(mine.values())).device
+        self.plain = {n: t.to(mine[n].device, copy=True) for n, t in state["plain"].items()}
         self.packed = {
-            n: Packed(p["bits"].clone(), p["values"].clone(), torch.Size(p["shape"]))
+            n: Packed(
+                p["bits"].to(mine[n].device, copy=True),
+                p["values"].to(mine[n].device, copy=True),
+                torch.Size(p["shape"]),
+            )
             for n, p in state["packed"].items()
         }
-        self.shared = {name: mine[name] for name in state["shared"]}  # type: ignore[misc]
-        self._own_what_thawed()
+        self.buffers = {
+            n: t.to(owners[n].device if n in owners else device, copy=True) for n, t in state["buffers"].items()
+        }
+        self.shared = {name: mine[name] for name in state["shared"]}
+        self.own_what_thawed()
 
 
 class Packed:
@@ -175,8 +196,7 @@ class _Place:
         assert isinstance(tensor, Tensor)
         return tensor
 
-    def put(self, tensor: Tensor | None, bypass: bool) -> None:
-        assert tensor is not None
+    def put(self, tensor: Tensor, bypass: bool) -> None:
         gate, holder = self.gate, self.holder
         if holder is not self.module._buffers and not isinstance(tensor, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=False)
@@ -198,7 +218,8 @@ def _places(model: nn.Module) -> dict[str, list[_Place]]:
         for leaf in [*module._parameters, *gated, *module._buffers]:
             place = _Place(module, leaf)
             if leaf in gated or place.holder[leaf] is not None:
-                name = first.setdefault(id(place.owner), f"{prefix}.{leaf}" if prefix else leaf)
+                path = f"{prefix}.{leaf}" if prefix else leaf
+                name = first.setdefault(id(place.owner), path.replace("_orig_mod.", ""))
                 found.setdefault(name, []).append(place)
     return found
 

@@ -106,6 +106,8 @@ class Teacher:
         if not self.ready:
             tensors = [outputs] if isinstance(outputs, Tensor) else [*named(outputs).values()]
             return next(t for t in tensors if isinstance(t, Tensor)).new_zeros(())
+        if self.snapshot is not None:
+            self.snapshot.own_what_thawed()  # in every step, for the next one may change it
         kind = self.kind or infer_kind(outputs)
         student = logits_of(outputs, kind)
         teacher = self._outputs(batch, kind)
