@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -222,7 +221,9 @@ def peak_memory(with_teacher: bool) -> int:
         (outputs.loss + teacher.loss(batch, outputs)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss: after a fork that starts from the parent's peak.
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def memory_lines() -> list[str]:

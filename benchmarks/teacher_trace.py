@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--method", default="pins")
     parser.add_argument("--objective", default="self-regularization")
     parser.add_argument("--sparsity", type=float, default=0.8)
+    parser.add_argument("--rows", type=int, help="use only the first so many training rows, after shuffling")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-5)
@@ -42,7 +43,7 @@ def main() -> None:
 
     rows = read(args.data / "train.jsonl.gz")
     order = torch.randperm(len(rows)).tolist()
-    rows = [rows[i] for i in order]
+    rows = [rows[i] for i in order][: args.rows]
     validation, train = rows[: len(rows) // 10], rows[len(rows) // 10 :]
     test = read(args.data / "validation.jsonl.gz")
     tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -67,7 +67,7 @@ def test_smoothed_state_after_three_steps(method, variant, smoothing):
     windows = [sum(quantity) / 3] if smoothing == "window" else quantity
     mean, spread = fold(windows, 0.85, 0.99 if method == "pins" else 0.95)
     np.testing.assert_allclose(run.state("mean"), mean, rtol=1e-12)
-    scores = run.pruner.scores(run.site).read(slice(None)).numpy()
+    scores = run.pruner.ranking.scores(run.site).read(slice(None)).numpy()
     if variant in ("signed", "update"):
         assert "spread" not in run.site.state  # a signed score is never multiplied by its uncertainty
         np.testing.assert_allclose(scores, mean, rtol=1e-12)

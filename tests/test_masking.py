@@ -20,8 +20,8 @@ def kept(scores: list[torch.Tensor], keep: int, **more: object) -> list[torch.Te
     masks = []
     for i, s in enumerate(scores):
         mask = torch.zeros(s.numel(), dtype=torch.bool)
-        for at, drop in cut.drops(Scores(s), i):
-            mask[at] = ~drop
+        for at, stays in cut.keeps(Scores(s), i):
+            mask[at] = stays.bool()
         masks.append(mask.view(s.shape))
     return masks
 
@@ -144,9 +144,9 @@ def test_scores_are_combined_part_by_part(small_parts):
     a, b = torch.rand(1000), torch.rand(1000)
     sizes = []
 
-    def product(x, y):
+    def product(x, y, out):
         sizes.append(x.numel())
-        return x * y
+        return torch.mul(x, y, out=out)
 
     cut = threshold([Scores(a, b, combine=product)], 300)
     assert max(sizes) < 1000
@@ -173,8 +173,7 @@ def test_ranks_only_share_counts(small_parts, draw):
             return total
 
         cut = threshold([Scores(s) for s in shards[i]], keep, Ranks(i, 2, add))
-        drops = [torch.cat([d for _, d in cut.drops(Scores(s), k)]) for k, s in enumerate(shards[i])]
-        found[i] = [~d for d in drops]
+        found[i] = [torch.cat([kept.bool() for _, kept in cut.keeps(Scores(s), k)]) for k, s in enumerate(shards[i])]
 
     threads = [threading.Thread(target=rank, args=(i,)) for i in range(2)]
     for thread in threads:
@@ -183,3 +182,12 @@ def test_ranks_only_share_counts(small_parts, draw):
         thread.join(60)
     together = [torch.cat(pieces) for pieces in zip(*found, strict=True)]
     assert all(map(torch.equal, together, kept_reference(sites, keep)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_pruned_weights_become_plus_zero_whatever_they_were(dtype):
+    weight = torch.tensor([1.5, -2.0, math.nan, math.inf, -math.inf, -0.0, 3.0, -1.0], dtype=dtype)
+    kept = torch.tensor([1, 0, 0, 0, 0, 0, 0, 1], dtype=torch.int32)
+    masking.zero_(weight, kept)
+    assert weight.tolist() == [1.5, 0, 0, 0, 0, 0, 0, -1.0]
+    assert not torch.signbit(weight[1:7]).any()

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pinscher.prune.masking import Scores, parts
+from pinscher.prune.masking import PART, Scores, parts
 from pinscher.prune.registry import Registry
 from pinscher.prune.sites import Site
 
@@ -155,13 +155,13 @@ class Smoothed(Criterion):
     def scores(self, site: Site) -> Scores:
         if self.smoothing == "none":
             if site.grad is None:
-                return Scores(site.weight, combine=torch.zeros_like)
-            return Scores(site.weight, site.grad, combine=lambda w, g: self._quantity(site, w, g))
+                return Scores(site.weight, combine=lambda w, out: out.zero_())
+            return Scores(site.weight, site.grad, combine=lambda w, g, out: self._quantity(site, w, g, out))
         mean, spread = site.state["mean"], site.state.get("spread")
         if spread is None:
             return Scores(mean)
         if mean.dtype == torch.bfloat16:
-            return Scores(mean, spread, combine=lambda i, u: i.float().mul_(u))
+            return Scores(mean, spread, combine=lambda i, u, out: out.copy_(i).mul_(u))
         return Scores(mean, spread, combine=torch.mul)
 
     def _fold(self, site: Site, at: slice, now: Tensor, t: int) -> None:
@@ -176,15 +176,16 @@ class Smoothed(Criterion):
         weight, grad = site.weight, site.grad
         if grad is None:  # the matrix took no part in this step
             grad = torch.zeros_like(weight)
-        for at in parts(weight.numel()):
-            yield at, self._quantity(site, weight[at], grad[at])
-
-    def _quantity(self, site: Site, weight: Tensor, grad: Tensor) -> Tensor:
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        grad = grad.to(dtype)
+        buffer = torch.empty(min(PART, weight.numel()), dtype=dtype, device=weight.device)
+        for at in parts(weight.numel()):
+            yield at, self._quantity(site, weight[at], grad[at], buffer[: at.stop - at.start])
+
+    def _quantity(self, site: Site, weight: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        grad = grad.to(out.dtype)
         if site.grad_scale != 1.0:
             grad = grad / site.grad_scale
-        return self.quantity(weight.to(dtype), grad, site.lr, torch.empty_like(grad))
+        return self.quantity(weight.to(out.dtype), grad, site.lr, out)
 
 
 @CRITERIA.register("sensitivity")

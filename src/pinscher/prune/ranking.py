@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pinscher.prune.criteria import Criterion
-from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, threshold
+from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, threshold, zero_
 from pinscher.prune.sites import Site
 
 
@@ -54,14 +54,15 @@ class Ranking:
         if self.store:
             before = self.pruned
             self.pruned = {site.name: self._fresh_mask(i, density) for i, site in enumerate(self.sites)}
-            self.check(keep, sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
+            local = sum(site.weight.numel() for site in self.sites)
+            self.check(keep, local - sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
             back = sum(int(torch.count_nonzero(was & ~self.pruned[name])) for name, was in before.items())
             self.revived = self.ranks.count(back)
         self.kept = keep
 
-    def check(self, keep: int, dropped: int) -> None:
-        """Never prune another number of weights than was asked for."""
-        kept = self.total - self.ranks.count(dropped)
+    def check(self, keep: int, left: int) -> None:
+        """Never prune another number of weights than was asked for; `left` is what stays on this rank."""
+        kept = self.ranks.count(left)
         if kept != keep:
             raise RuntimeError(f"{kept} weights would be kept instead of {keep}: please report this")
 
@@ -70,40 +71,42 @@ class Ranking:
         scores = self.criterion.scores(site)
         if self.regrow:
             return scores
-        combine = scores.combine or (lambda values: values)
-        return Scores(
-            *scores.tensors,
-            self.pruned[site.name],
-            combine=lambda *pieces: combine(*pieces[:-1]).masked_fill(pieces[-1], -torch.inf),
-        )
 
-    def drops(self, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """(flat slice, True where pruned) of one site by the last ranking, part by part."""
+        def combine(*pieces: Tensor, out: Tensor) -> Tensor:
+            *ingredients, pruned = pieces
+            alive = out.copy_(pieces[0]) if scores.combine is None else scores.combine(*ingredients, out=out)
+            return alive.masked_fill_(pruned, -torch.inf)
+
+        return Scores(*scores.tensors, self.pruned[site.name], combine=combine)
+
+    def keeps(self, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """(flat slice, 1 where kept and 0 where not, as int32) of one site by the last ranking, part by part."""
         site = self.sites[index]
         if site.name in self.pruned:
             pruned = self.pruned[site.name]
-            yield from ((at, pruned[at]) for at in parts(pruned.numel()))
+            yield from ((at, pruned[at].logical_not().int()) for at in parts(pruned.numel()))
         elif self.threshold is not None:
-            yield from self.threshold.drops(self.scores(site), index)
+            yield from self.threshold.keeps(self.scores(site), index)
 
     def mask(self, index: int) -> Tensor:
         """The last mask of one site, flat, True where kept."""
-        kept = torch.ones_like(self.sites[index].weight, dtype=torch.bool)
-        for at, drop in self.drops(index):
-            kept[at] = ~drop
-        return kept
+        mask = torch.ones_like(self.sites[index].weight, dtype=torch.bool)
+        for at, kept in self.keeps(index):
+            mask[at] = kept.bool()
+        return mask
 
     def apply(self) -> None:
         """Sets pruned weights to exact zeros."""
-        dropped = 0
+        left = 0
         for i, site in enumerate(self.sites):
             weight = site.weight
-            for at, drop in self.drops(i):
-                weight[at].masked_fill_(drop, 0.0)
-                dropped += int(torch.count_nonzero(drop))
-        self.check(self.kept, dropped)
+            for at, kept in self.keeps(i):
+                left += int(kept.sum(dtype=torch.int32))
+                zero_(weight[at], kept)
+        self.check(self.kept, left)
 
     def _fresh_mask(self, index: int, density: float) -> Tensor:
+        """The mask of one site that the new threshold gives, flat, True where pruned."""
         site = self.sites[index]
         scores = self.scores(site)
         cut, place = self.threshold, index
@@ -114,8 +117,8 @@ class Ranking:
             cut, place = threshold([scores], keep, self.ranks), 0
         assert cut is not None
         pruned = torch.empty_like(site.weight, dtype=torch.bool)
-        for at, drop in cut.drops(scores, place):
-            pruned[at] = drop
+        for at, kept in cut.keeps(scores, place):
+            torch.eq(kept, 0, out=pruned[at])
         return pruned
 
     def state_dict(self) -> dict[str, Any]:
