@@ -207,6 +207,68 @@ def test_non_finite_gradients_never_enter_a_score(bad, options):
     assert pruner.kept == math.floor(pruner.schedule.density(30) * 3072 + 0.5)
 
 
+@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.filterwarnings("ignore:step")
+def test_non_finite_gradients_never_enter_a_learned_mask(method):
+    net, pruner, optimizer = started(method, torch.optim.AdamW)
+    for t in range(1, 13):
+        optimizer.zero_grad()
+        tiny.loss_of(net, *tiny.task()).backward()
+        if t in (3, 10):
+            for parameter in pruner.param_groups(gates_only=True)[0]["params"]:
+                parameter.grad.view(-1)[0] = math.nan
+        optimizer.step()
+    assert all(p.isfinite().all() for p in pruner.param_groups(gates_only=True)[0]["params"])
+
+
+def test_large_but_finite_gradients_count():
+    net, pruner, optimizer = started("pins", lambda p, lr: torch.optim.SGD(p, 0.0))
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, 1e38)
+    optimizer.step()
+    assert pruner._observed == 1
+
+
+def test_a_step_that_calls_its_parents_step_counts_once():
+    class Inner(torch.optim.SGD):
+        pass
+
+    class Outer(Inner):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    net = tiny.Net()
+    Inner(net.parameters(), lr=0.1)  # torch hooks a class's step when it is first used
+    pruner = Pruner(net, tiny.config())
+    optimizer = Outer(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    for _ in range(3):
+        step(net, optimizer)
+    assert pruner.t == 3
+
+
+def test_a_step_that_fails_does_not_count_and_does_not_disturb_the_next():
+    class Moody(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure=None):
+            if self.fails:
+                raise RuntimeError("out of sorts")
+            return super().step(closure)
+
+    net = tiny.Net()
+    pruner = Pruner(net, tiny.config())
+    optimizer = Moody(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    step(net, optimizer)
+    optimizer.fails = True
+    with pytest.raises(RuntimeError, match="out of sorts"):
+        step(net, optimizer)
+    optimizer.fails = False
+    step(net, optimizer)
+    assert pruner.t == 2
+
+
 def test_a_ranking_due_at_a_bad_step_waits_for_a_good_one():
     net, pruner, optimizer = started("sensitivity", Careful, warmup=0)
     for t in range(1, 8):
@@ -278,6 +340,41 @@ def test_a_model_sparser_than_the_target_is_refused():
     with pytest.raises(ValueError, match=r"already 50.0% sparse.*initial_sparsity=0"):
         Pruner(net, tiny.config(sparsity=0.3))
     assert Pruner(net, tiny.config(sparsity=0.3, initial_sparsity=0.0)).schedule.initial == 1.0
+
+
+def test_a_few_zeros_by_chance_do_not_start_pruning_early():
+    net = tiny.Net()
+    net.blocks[0].up.weight.data[0, 0] = 0
+    assert Pruner(net, tiny.config()).schedule.initial == 1.0
+
+
+def test_a_resumed_run_past_its_end_does_not_claim_the_target():
+    net, pruner, optimizer = started("pins", steps=100)
+    for _ in range(31):
+        step(net, optimizer)
+    shorter = Pruner(net, tiny.config("pins", steps=30, interval=5))
+    with pytest.warns(UserWarning, match="total_steps"):
+        shorter.load_state_dict(pruner.state_dict())
+    with pytest.raises(RuntimeError, match="not reached"):
+        shorter.finish()
+    shorter.finish(early=True)
+    assert zeros(shorter) == 3072 - 614
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_resuming_with_or_without_stored_masks(track):
+    net, pruner, optimizer = started("pins", track_revived=track, hold="always")
+    for _ in range(42):
+        step(net, optimizer)
+    other = Pruner(net, tiny.config("pins", interval=5, track_revived=not track, hold="always"))
+    with pytest.warns(UserWarning, match="track_revived"):
+        other.load_state_dict(pruner.state_dict())
+    assert all(torch.equal(other.mask(s.name), pruner.mask(s.name)) for s in pruner.sites)
+    pruner.detach()
+    other.attach(optimizer)
+    for _ in range(18):
+        step(net, optimizer)
+    assert zeros(other) == 3072 - 614
 
 
 def test_non_contiguous_weights_are_pruned_in_place():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import operator
 import threading
 import weakref
 from collections.abc import Iterator
@@ -294,12 +295,13 @@ def test_outputs_carry_no_graph():
     snapshot = Snapshot(model)
     snapshot.take()
     lent: list[Tensor] = []
-    model.register_forward_pre_hook(lambda module, args: lent.extend(module.parameters()))
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.LayerNorm)]
+    model.register_forward_pre_hook(lambda module, args: lent.extend(layer.weight for layer in layers))
     with torch.enable_grad():
         logits = snapshot(batch_for(model))["logits"]
     assert not logits.requires_grad
     assert logits.grad_fn is None
-    assert len(lent) == len(list(model.parameters()))
+    assert len(lent) == len(layers)
     assert not any(p.requires_grad for p in lent)
 
 
@@ -630,19 +632,30 @@ def test_the_student_is_whole_after_a_run_without_a_copy():
 
 
 def test_expanded_matrices_are_let_go():
+    """A matrix is expanded when its layer runs, and gone before the next layer's is."""
     model = sparsify(bert())
     snapshot = Snapshot(model)
     snapshot.take()
-    lent: dict[str, weakref.ref] = {}
-    model.register_forward_pre_hook(
-        lambda module, args: lent.update((n, weakref.ref(p)) for n, p in module.named_parameters())
-    )
-    before = snapshot.nbytes
+    seen: list[weakref.ref] = []
+    most = []
+
+    def look(module, args):
+        seen.append(weakref.ref(module.weight))
+        gc.collect()
+        most.append(sum(ref() is not None for ref in seen))
+
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    before, kinds = snapshot.nbytes, [type(layer) for layer in layers]
     snapshot(batch_for(model))
-    gc.collect()
-    assert set(snapshot.packed) <= set(lent)
-    assert not any(ref() is not None for ref in lent.values())
+    for hook in hooks:
+        hook.remove()
+    assert len(snapshot.packed) >= 12
+    assert {f"{name}.weight" for name, m in model.named_modules() if m in layers} <= {*snapshot.packed}
+    assert max(most) <= 1
     assert snapshot.nbytes == before
+    assert [type(layer) for layer in layers] == kinds
+    assert not any("_lent" in vars(layer) for layer in layers)
 
 
 def test_frozen_parameters_are_shared():
@@ -823,12 +836,15 @@ def test_tied_parameters_are_kept_once(name, ties, zeros):
     if not zeros:
         assert snapshot.nbytes == own_bytes(model)
     lent: list[Tensor] = []
-    handle = model.register_forward_pre_hook(lambda module, args: lent.extend(module.get_parameter(n) for n in tied))
+    handle = model.register_forward_pre_hook(
+        lambda module, args: lent.extend(operator.attrgetter(n)(module) for n in tied)
+    )
     batch = batch_for(model)
     with untouched(model):
         snapshot(batch)
     handle.remove()
-    assert len({t.data_ptr() for t in lent}) == 1
+    if not zeros:  # packed ones are expanded whenever they are asked for
+        assert len({t.data_ptr() for t in lent}) == 1
     assert lent[0].data_ptr() != model.get_parameter(next(iter(tied))).data_ptr()
     assert len({id(model.get_parameter(n)) for n in tied}) == 1
 
@@ -1384,7 +1400,7 @@ def test_a_loaded_state_is_not_shared_with_who_saved_it():
     restored = Snapshot(bert())
     restored.load_state_dict(state)
     expected = restored(batch)["logits"]
-    for tensor in [*state["plain"].values(), *(t for p in state["packed"].values() for t in (p["bits"], p["values"]))]:
+    for tensor in [*state["plain"].values(), *(t for p in state["packed"].values() for t in (p["gaps"], p["values"]))]:
         tensor.zero_()
     assert torch.equal(restored(batch)["logits"], expected)
 
@@ -1439,7 +1455,7 @@ def test_a_loaded_copy_lives_where_the_student_does():
     snapshot.take()
     restored = Snapshot(bert().to("meta"))
     restored.load_state_dict(snapshot.state_dict())
-    tensors = [*restored.plain.values(), *(t for p in restored.packed.values() for t in (p.bits, p.values))]
+    tensors = [*restored.plain.values(), *(t for p in restored.packed.values() for t in (p.gaps, p.values))]
     assert all(tensor.is_meta for tensor in tensors)
 
 
@@ -1482,12 +1498,12 @@ def test_packing_is_bitwise(rows, columns, density, dtype, transposed, seed):
     alive = int(torch.count_nonzero(tensor))
     packed = Packed.of(tensor)
     if packed is None:
-        assert alive > 0.9 * tensor.numel()
+        assert alive > 0.75 * tensor.numel()
         return
     expanded = packed.expand()
     assert (expanded.shape, expanded.dtype) == (tensor.shape, dtype)
     assert torch.equal(expanded.view(BITS[dtype]), tensor.contiguous().view(BITS[dtype]))
-    assert packed.nbytes == -(-tensor.numel() // 8) + alive * tensor.element_size()
+    assert packed.nbytes == alive * (packed.gaps.element_size() + tensor.element_size())
     assert torch.equal(packed.expand(), expanded)
 
 
@@ -1516,6 +1532,8 @@ def test_a_hardly_sparse_matrix_is_not_packed(numel):
     tensor = torch.ones(1, numel)
     assert Packed.of(tensor) is None
     tensor[0, : int(0.2 * numel)] = 0
+    assert Packed.of(tensor) is None
+    tensor[0, : int(0.3 * numel)] = 0
     assert Packed.of(tensor) is not None
 
 

@@ -446,7 +446,7 @@ def test_the_gradient_reaches_the_student_only(name):
     assert len(lent) >= len(list(student.parameters()))
     assert not {id(p) for p in lent} & {id(p) for p in student.parameters()}
     kept = teacher.snapshot
-    its = [*lent, *kept.plain.values(), *(t for p in kept.packed.values() for t in (p.bits, p.values))]
+    its = [*lent, *kept.plain.values(), *(t for p in kept.packed.values() for t in (p.gaps, p.values))]
     assert all(t.grad is None and t.grad_fn is None and not t.requires_grad for t in its)
     assert all(p.requires_grad for p in student.parameters())
 

@@ -127,8 +127,8 @@ class Smoothed(Criterion):
         return self.smoothing == "window"
 
     def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
-        """The unsmoothed score of matching pieces of weight and gradient, written to `out`."""
-        raise NotImplementedError
+        """The unsmoothed score of matching pieces of weight and gradient, written to `out`: |g θ| unless overridden."""
+        return torch.mul(weight, grad, out=out).abs_()
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
         names = {"window": ["sum", "mean"], "ema": ["mean"], "none": []}[self.smoothing]
@@ -160,14 +160,12 @@ class Smoothed(Criterion):
         mean, spread = site.state["mean"], site.state.get("spread")
         if spread is None:
             return Scores(mean)
-        if mean.dtype == torch.bfloat16:
-            return Scores(mean, spread, combine=lambda i, u, out: out.copy_(i).mul_(u))
         return Scores(mean, spread, combine=torch.mul)
 
     def _fold(self, site: Site, at: slice, now: Tensor, t: int) -> None:
         mean = site.state["mean"][at]
         new_mean = mean.to(now.dtype).lerp_(now, 1 - self.beta1)  # in place where the precision is the same
-        _store(mean, new_mean, t)
+        _store(mean, new_mean, t)  # which rounds new_mean too: the spread is taken around what is kept
         if "spread" in site.state:
             spread = site.state["spread"][at]
             _store(spread, spread.to(now.dtype).lerp_(now.sub_(new_mean).abs_(), 1 - self.beta2), t)
@@ -196,14 +194,12 @@ class Sensitivity(Smoothed):
     smoothing: str = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._choose(smoothing=("none",))
 
     @property
     def moment(self) -> Literal["before", "after"]:
         return "before"
-
-    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
-        return torch.mul(weight, grad, out=out).abs_()
 
 
 @CRITERIA.register("platon")
@@ -223,9 +219,6 @@ class Platon(Smoothed):
     @property
     def moment(self) -> Literal["before", "after"]:
         return "before" if self.timing == "before" else "after"
-
-    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
-        return torch.mul(weight, grad, out=out).abs_()
 
 
 @CRITERIA.register("pins")
@@ -290,9 +283,6 @@ class Snip(Smoothed):
     @property
     def moment(self) -> Literal["before", "after"]:
         return "before"
-
-    def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
-        return torch.mul(weight, grad, out=out).abs_()
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
         dtype = torch.float64 if site.owner.dtype == torch.float64 else torch.float32

@@ -56,6 +56,9 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
     """Brings logits to [rows, classes] with the labels and only the rows that count."""
     labels = batch.get("labels")
     if kind == "classes":
+        if labels is not None and labels.shape == student.shape[:1]:
+            counts = labels != IGNORED
+            student, teacher, labels = student[counts], teacher[counts], labels[counts]
         return _Compared(student, teacher, labels)
     if kind == "spans":
         mask, labels = batch.get("attention_mask"), batch.get(("start_positions", "end_positions")[side])
@@ -64,16 +67,15 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
         # Padding can be no answer, and is no class that the student could be unsure about.
         student, teacher = (x.float().masked_fill(mask == 0, LOWEST) for x in (student, teacher))
         return _Compared(student, teacher, labels, classes=(mask != 0).sum(1))
+    mask = batch.get("decoder_attention_mask" if kind == "seq2seq-lm" else "attention_mask")
     if kind == "causal-lm":  # position i speaks of token i + 1
         student, teacher = student[:, :-1], teacher[:, :-1]
-        labels = None if labels is None else labels[:, 1:]
-    counts = None if labels is None else labels != IGNORED
-    if counts is None:
-        mask = batch.get("decoder_attention_mask" if kind == "seq2seq-lm" else "attention_mask")
-        if mask is not None:
-            counts = (mask[:, 1:] if kind == "causal-lm" else mask) != 0
-    if counts is None:
-        return _Compared(student.flatten(0, 1), teacher.flatten(0, 1), None)
+        labels, mask = (None if x is None else x[:, 1:] for x in (labels, mask))
+    counts = torch.ones(student.shape[:2], dtype=torch.bool, device=student.device)
+    if labels is not None:
+        counts &= labels != IGNORED
+    if mask is not None:
+        counts &= mask != 0
     return _Compared(student[counts], teacher[counts], None if labels is None else labels[counts])
 
 

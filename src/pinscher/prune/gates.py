@@ -229,7 +229,7 @@ class L0(Gated):
         gate = gate_of(site)
         assert isinstance(gate, _ConcreteGate)
         if gate.logits.grad is not None:
-            open_ = (gate.logits.detach() - BETA * math.log(-GAMMA / ZETA)).sigmoid()
+            open_ = (gate.logits.detach() - BETA * CLOSED).sigmoid()
             gate.logits.grad.addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
 
@@ -249,7 +249,8 @@ class _PstGate(Gate):
         self.score_column = nn.Parameter(torch.zeros(1, columns, dtype=weight.dtype))
 
     def gated(self, weight: Tensor) -> Tensor:
-        return _masked(self._updated(weight), self._learned(), self.mask)
+        updated = self._updated(weight)
+        return _masked(updated, updated.abs() + self._learned(), self.mask)
 
     def scores(self, weight: Tensor) -> Tensor:
         return self._updated(weight).abs() + self._learned()

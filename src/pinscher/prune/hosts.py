@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pinscher.prune.criteria import Criterion
 from pinscher.prune.gates import Gated, gate_of
@@ -69,6 +71,16 @@ def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise TypeError("optimizer.step(closure) computes gradients inside the step; call backward() before step().")
 
 
+def on_stack(frame: FrameType | None) -> bool:
+    """Whether a call is still under way, seen from here. After an exception it is not, though nobody said so."""
+    here: FrameType | None = sys._getframe(1)
+    while frame is not None and here is not None:
+        if here is frame:
+            return True
+        here = here.f_back
+    return False
+
+
 def skips(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused optimiser will leave this step out because GradScaler found infinities."""
     found = getattr(optimizer, "found_inf", None)
@@ -103,10 +115,11 @@ def reread_scale(sites: Sequence[Site], probe: tuple[Site, int, float] | None) -
         site.grad_scale = 1.0
 
 
-def finite(sites: Sequence[Site], ranks: Ranks) -> bool:
-    """Whether all gradients are finite, on every rank. A sum is finite only if every term is."""
-    sums = [grad.sum(dtype=torch.float32) for site in sites if (grad := site.grad) is not None]
-    return ranks.count(sum(not bool(s.isfinite()) for s in sums)) == 0
+def finite(gradients: Iterable[Tensor | None], ranks: Ranks) -> bool:
+    """Whether all gradients are finite, on every rank. A finite sum says so at once; the rest is looked at closely."""
+    seen = [g for g in gradients if g is not None]
+    bad = sum(not bool(g.sum(dtype=torch.float32).isfinite()) and not bool(g.isfinite().all()) for g in seen)
+    return ranks.count(bad) == 0
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -117,11 +130,15 @@ def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def freeze_backbone(model: nn.Module, sites: Sequence[Site]) -> None:
-    """Freezes everything but the head: the part of the model that holds the blocks, and all embeddings."""
-    backbones = {site.name.split(".")[0] for site in sites if "." in site.name}
-    for name, parameter in model.named_parameters():
-        if clean_name(name).split(".")[0] in backbones:
-            parameter.requires_grad_(False)
+    """Freezes everything but the head: the largest part around the blocks that is not the whole, and all embeddings."""
+    names = {clean_name(name) for name, _ in model.named_parameters()}
+    for site in sites:
+        part = site.block or site.name
+        while "." in part and not all(name.startswith(part.rpartition(".")[0] + ".") for name in names):
+            part = part.rpartition(".")[0]
+        for name, parameter in model.named_parameters():
+            if clean_name(name).startswith(part + "."):
+                parameter.requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.weight.requires_grad_(False)

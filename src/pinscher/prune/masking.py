@@ -95,6 +95,8 @@ class Scores:
             return pieces[0].to(self.dtype)
         if buffer is None:
             buffer = torch.empty_like(pieces[0], dtype=self.native)
+        # bf16 and fp16 are computed with in fp32; masks among the ingredients stay what they are.
+        pieces = [piece.to(self.native) if piece.is_floating_point() else piece for piece in pieces]
         return self.combine(*pieces, out=buffer).to(self.dtype)
 
 

@@ -7,7 +7,11 @@ completed steps: one that a GradScaler skips never happened.
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from pinscher.prune.sites import find_sites
 from pinscher.prune.summary import Count, table
 
 VERSION = 1
+NEARLY_DENSE = 0.99  # a checkpoint with fewer zeros than this was never pruned: a few weights are zero by chance
 
 
 class Pruner:
@@ -47,22 +52,24 @@ class Pruner:
         again = self.criterion.lasting and config.regrow and not self.schedule.once
         store = gated or not again or config.track_revived
         self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
-        self.schedule = config.make_schedule(initial_density=self.ranking.kept / self.total)
-        if self.schedule.initial < self.schedule.final:
+        density = self.ranking.kept / self.total
+        if config.initial_sparsity is None and self.kept < self._target:
             raise ValueError(
-                f"the model is already {1 - self.schedule.initial:.1%} sparse, more than the target "
+                f"the model is already {1 - density:.1%} sparse, more than the target "
                 f"{config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
             )
+        start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
+        self.schedule = config.make_schedule(initial_density=start)
         self.t = 0
         self.finished = False
         self.projection: controller.Projection | None = None  # how far a controlled method was off at the end
-        self._windows = 0  # intervals that have ended
         self._observed = 0  # steps seen in this interval
         self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
         self._overdue = False  # likewise for a ranking
         self._ranked_now = self._skipping = False
         self._usable = True
         self._probe: Any = None
+        self._step: FrameType | None = None  # the optimiser's step that is under way
         self._hooks: list[Any] = []
         for site in self.sites:
             self.criterion.prepare(site, STATE_DTYPES[config.state_dtype])
@@ -78,6 +85,10 @@ class Pruner:
     def kept(self) -> int:
         """How many of them the last masking kept."""
         return self.ranking.kept
+
+    @property
+    def _target(self) -> int:
+        return math.floor(self.schedule.final * self.total + 0.5)
 
     # ------------------------------------------------------------ the hooks
 
@@ -101,16 +112,31 @@ class Pruner:
             hook.remove()
         self._hooks = []
 
-    @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A subclass's step that calls its parent's runs the hooks twice: only the outer step counts.
+        if hosts.on_stack(self._step):
+            return
+        self._step = sys._getframe(1)
         hosts.refuse_closure(args, kwargs)
+        with torch.no_grad():
+            self._prepare_step(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if sys._getframe(1) is self._step:
+            self._step = None
+            with torch.no_grad():
+                self._complete_step()
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._skipping = hosts.skips(optimizer)
         if self._skipping:
             return
         hosts.read_step(optimizer, self.sites)
-        self._usable = not self.criterion.needs_grad or hosts.finite(self.sites, self.ranks)
+        self._usable = not self.criterion.needs_grad or hosts.finite(self._gradients(), self.ranks)
         if not self._usable:
             warnings.warn(f"step {self.t + 1}: non-finite gradients; they do not enter the scores", stacklevel=2)
+            for parameter in self._gate_parameters():
+                parameter.grad = None  # the optimiser passes over it
         if self.criterion.moment == "before":
             self._look(self.t + 1)
         elif self.criterion.needs_grad:
@@ -120,8 +146,7 @@ class Pruner:
         if self.criterion.calibration and self.t < self.schedule.settled_at:
             hosts.drop_gradients(optimizer)
 
-    @torch.no_grad()
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _complete_step(self) -> None:
         if self._skipping:
             return
         self.t += 1
@@ -146,10 +171,22 @@ class Pruner:
         for site in self.sites:
             self.criterion.observe(site, t, closing=self._observed if ends else 0)
         if ends:
-            self._windows, self._observed = self._windows + 1, 0
+            self._observed = 0
         if due:
             self.ranking.rank(self.schedule.density(t))
             self._ranked_now = True
+
+    def _gate_parameters(self) -> list[nn.Parameter]:
+        """The parameters of learned masks; none for other methods."""
+        if not isinstance(self.criterion, Gated) or self.finished:
+            return []
+        return [parameter for site in self.sites for parameter in gate_of(site).parameters()]
+
+    def _gradients(self) -> Iterator[Tensor | None]:
+        """The gradients that scores come from."""
+        if isinstance(self.criterion, Gated):
+            return (parameter.grad for parameter in self._gate_parameters())
+        return (site.grad for site in self.sites)
 
     def _holding(self) -> bool:
         """Whether pruned weights are set to zero after this step, whatever the optimiser did to them."""
@@ -165,7 +202,7 @@ class Pruner:
         The masks' group carries its own learning rate and no weight decay. Methods without learned masks give a single
         group, so `AdamW(pruner.param_groups(), lr=...)` is right for every method.
         """
-        masks = [p for site in self.sites if isinstance(self.criterion, Gated) for p in gate_of(site).parameters()]
+        masks = self._gate_parameters()
         known = {id(p) for p in masks}
         rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
         groups: list[dict[str, Any]] = [] if gates_only else [{"params": rest}]
@@ -200,8 +237,8 @@ class Pruner:
         """
         if self.finished:
             return self.model
-        behind = self.t < self.schedule.total or self._overdue
-        if behind and not early:
+        behind = self.schedule.final < 1.0 and self.kept != self._target
+        if (behind or self.t < self.schedule.total) and not early:
             raise RuntimeError(
                 f"only {self.t} of {self.schedule.total} steps are done, so the target sparsity is not reached. "
                 "Train on, or call finish(early=True) to prune to the target now."
@@ -221,9 +258,8 @@ class Pruner:
         return self.model
 
     def _refuse_unmeasured(self) -> None:
-        lasting = self.criterion.lasting and self._windows
-        momentary = not self.criterion.lasting and all(site.grad is not None for site in self.sites)
-        if self.criterion.needs_grad and not (lasting or momentary):
+        scores = (self.ranking.scores(site).read(slice(None)) for site in self.sites)
+        if self.criterion.needs_grad and not any(bool((values != 0).any()) for values in scores):
             raise RuntimeError(
                 f"{self.config.method} has measured nothing yet that the weights could be ranked by. Train at least "
                 f"{self.schedule.interval} steps and call finish before the gradients are cleared."
@@ -254,10 +290,10 @@ class Pruner:
             "t": self.t,
             "finished": self.finished,
             "initial_density": self.schedule.initial,
-            "windows": self._windows,
             "observed": self._observed,
             "late": self._late,
             "overdue": self._overdue,
+            "projection": None if self.projection is None else [self.projection.density, self.projection.changed],
             "ranking": self.ranking.state_dict(),
             "sites": sites,
         }
@@ -272,8 +308,9 @@ class Pruner:
         mine = self.state_dict()
         self._check_state(state, mine)
         self.schedule = self.config.make_schedule(initial_density=state["initial_density"])
-        self.t, self._windows, self._observed = state["t"], state["windows"], state["observed"]
+        self.t, self._observed = state["t"], state["observed"]
         self._late, self._overdue = state["late"], state["overdue"]
+        self.projection = None if state["projection"] is None else controller.Projection(*state["projection"])
         self.ranking.load_state_dict(state["ranking"])
         for name, tensors in mine["sites"].items():
             for key, tensor in tensors.items():
@@ -298,6 +335,10 @@ class Pruner:
                 saved = state["sites"][site].get(name)
                 if saved is None or saved.shape != tensor.shape:
                     raise ValueError(f"the checkpoint's {name} of {site} is missing or of another shape")
+        sizes = {site.name: site.weight.numel() for site in self.sites}
+        for site, mask in state["ranking"]["pruned"].items():
+            if mask.numel() != sizes.get(site):
+                raise ValueError(f"the checkpoint's mask of {site} is of another shape")
         changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
         if changed:
             warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=3)

@@ -134,4 +134,10 @@ class Ranking:
         cut = state["threshold"]
         self.threshold = None if cut is None else Threshold(cut["value"], cut["quotas"] and tuple(cut["quotas"]))
         self.kept, self.revived = state["kept"], state["revived"]
-        self.pruned = {name: mask.clone() for name, mask in state["pruned"].items()}
+        self.pruned = {}
+        if self.store:  # otherwise the threshold gives them again
+            self.pruned = {
+                s.name: state["pruned"][s.name].to(s.weight.device, copy=True)
+                for s in self.sites
+                if s.name in state["pruned"]
+            }

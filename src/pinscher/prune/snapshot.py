@@ -1,7 +1,7 @@
 """A copy of a student's weights that is as small as it can be, and still runs.
 
-Matrices are kept as a bit for every weight and the values of those that are not zero, wherever that is smaller; frozen
-parameters are not copied at all, tied ones once. There is no second module tree: to run, the student's own modules
+Matrices are kept as the values that are not zero and the gaps between them, wherever that is smaller; frozen parameters
+such as embeddings are not copied, tied ones once. There is no second module tree: to run, the student's own modules
 are given the copy's tensors for the length of one forward pass, without gradients and in evaluation mode. So whatever
 the student is (compiled, patched, normalised), the teacher is too.
 """
@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from pinscher.prune.gates import Gate
 from pinscher.prune.sites import evaluating, is_matrix
 
-HARDLY_SPARSE = 0.9  # above this density a matrix is kept plain: packing would save little and cost time
+HARDLY_SPARSE = 0.75  # above this density a matrix is kept plain: packing would save little and cost time
 
 
 class Snapshot:
@@ -44,6 +44,11 @@ class Snapshot:
     def take(self) -> None:
         """Copies the student's weights as the forward pass sees them, gates included."""
         self.plain, self.packed, self.shared, self.buffers = {}, {}, {}, {}
+        # A compiled module would be compiled anew for the class that expands its weight.
+        compiled = any(
+            type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+            for module in self.student.modules()
+        )
         with evaluating(self.student):  # random gates show what they are at test time
             for name, places in _places(self.student).items():
                 owner, tensor = places[0].owner, places[0].effective
@@ -51,7 +56,7 @@ class Snapshot:
                     self.buffers[name] = tensor.clone()
                 elif not owner.requires_grad and not is_matrix(places[0].module):
                     self.shared[name] = owner
-                elif (packed := Packed.of(tensor)) is not None:
+                elif not compiled and (packed := Packed.of(tensor)) is not None:
                     self.packed[name] = packed
                 else:
                     self.plain[name] = tensor.detach().clone()
@@ -71,15 +76,22 @@ class Snapshot:
     def _lent(self) -> Iterator[None]:
         """Gives the student's modules the copy's tensors, and takes them back."""
         tensors = {**self.buffers, **self.shared, **self.plain}
-        tensors |= {name: packed.expand() for name, packed in self.packed.items()}
+        found = _places(self.student)
         # What the student has grown since (a buffer made on first use) is left as it is.
-        places = [(place, tensors[n]) for n, found in _places(self.student).items() if n in tensors for place in found]
+        places = [(place, tensors[name]) for name, some in found.items() if name in tensors for place in some]
         before = [(place, place.owner) for place, _ in places]
+        classes = {module: type(module) for name in self.packed for module in [p.module for p in found[name]]}
         try:
             for place, tensor in places:
                 place.put(tensor, bypass=True)
+            for name, packed in self.packed.items():
+                for place in found[name]:
+                    _expand_on_access(place, packed)
             yield
         finally:
+            for module, kind in classes.items():
+                module.__class__ = kind
+                module.__dict__.pop("_lent", None)
             for place, owner in before:
                 place.put(owner, bypass=False)
 
@@ -98,7 +110,7 @@ class Snapshot:
         self.own_what_thawed()
         return {
             "plain": dict(self.plain),
-            "packed": {n: {"bits": p.bits, "values": p.values, "shape": list(p.shape)} for n, p in self.packed.items()},
+            "packed": {n: {"gaps": p.gaps, "values": p.values, "shape": list(p.shape)} for n, p in self.packed.items()},
             "shared": list(self.shared),
             "buffers": dict(self.buffers),
         }
@@ -121,7 +133,7 @@ class Snapshot:
         self.plain = {n: t.to(mine[n].device, copy=True) for n, t in state["plain"].items()}
         self.packed = {
             n: Packed(
-                p["bits"].to(mine[n].device, copy=True),
+                p["gaps"].to(mine[n].device, copy=True),
                 p["values"].to(mine[n].device, copy=True),
                 torch.Size(p["shape"]),
             )
@@ -135,32 +147,32 @@ class Snapshot:
 
 
 class Packed:
-    """A matrix as one bit a weight and the values that are not zero."""
+    """A matrix as the values that are not zero and the gaps between them, a byte each unless one is longer."""
 
-    def __init__(self, bits: Tensor, values: Tensor, shape: torch.Size) -> None:
-        self.bits, self.values, self.shape = bits, values, shape
+    def __init__(self, gaps: Tensor, values: Tensor, shape: torch.Size) -> None:
+        self.gaps, self.values, self.shape = gaps, values, shape
 
     @classmethod
     def of(cls, tensor: Tensor) -> Packed | None:
-        """Packs a matrix; None for what is no matrix or hardly sparse."""
+        """Packs a matrix; None for what is no matrix or would hardly become smaller."""
         if tensor.dim() != 2:
             return None
         flat = tensor.detach().reshape(-1)
-        alive = flat != 0
-        if int(torch.count_nonzero(alive)) > HARDLY_SPARSE * flat.numel():
+        if int(torch.count_nonzero(flat)) > HARDLY_SPARSE * flat.numel():
             return None
-        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=flat.device)
-        padded[: flat.numel()] = alive
-        return cls((padded.view(-1, 8) << _bit_places(flat)).sum(1, dtype=torch.uint8), flat[alive], tensor.shape)
+        places = flat.nonzero().view(-1)
+        gaps = places.diff(prepend=places.new_tensor([-1]))
+        short = gaps.numel() == 0 or int(gaps.max()) < 256
+        return cls(gaps.to(torch.uint8 if short else torch.int64), flat[places], tensor.shape)
 
     def expand(self) -> Tensor:
-        alive = (self.bits[:, None] >> _bit_places(self.bits)).bitwise_and_(1).view(-1)[: self.shape.numel()]
         dense = torch.zeros(self.shape.numel(), dtype=self.values.dtype, device=self.values.device)
-        return dense.masked_scatter_(alive.view(torch.bool), self.values).view(self.shape)
+        dense.index_copy_(0, self.gaps.cumsum(0, dtype=torch.int64).sub_(1), self.values)
+        return dense.view(self.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.bits.numel() + self.values.numel() * self.values.element_size()
+        return sum(t.numel() * t.element_size() for t in (self.gaps, self.values))
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,31 @@ class _Place:
             gate.bypass = bypass
 
 
+def _expand_on_access(place: _Place, packed: Packed) -> None:
+    """Lets a module's attribute be the expanded matrix, made whenever it is asked for and gone when it is let go.
+
+    A subclass with a property does that for whoever asks, the module's own forward or a parent that reads the weight:
+    only one matrix needs to exist at a time.
+    """
+    place.module.__dict__.setdefault("_lent", {})[place.leaf] = packed
+    place.module.__class__ = _expanding(type(place.module), place.leaf)
+
+
+_EXPANDING: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+
+def _expanding(kind: type[nn.Module], leaf: str) -> type[nn.Module]:
+    """The subclass of a module's class whose attribute is expanded on access, made once."""
+
+    def expanded(module: nn.Module) -> nn.Parameter:
+        return nn.Parameter(module.__dict__["_lent"][leaf].expand(), requires_grad=False)
+
+    if (kind, leaf) not in _EXPANDING:
+        members = {"__module__": kind.__module__, leaf: property(expanded)}
+        _EXPANDING[kind, leaf] = type(kind.__name__, (kind,), members)
+    return _EXPANDING[kind, leaf]
+
+
 def _places(model: nn.Module) -> dict[str, list[_Place]]:
     """Every parameter and buffer by its first name, with all places it is used in; gates are seen through."""
     found: dict[str, list[_Place]] = {}
@@ -222,7 +259,3 @@ def _places(model: nn.Module) -> dict[str, list[_Place]]:
                 name = first.setdefault(id(place.owner), path.replace("_orig_mod.", ""))
                 found.setdefault(name, []).append(place)
     return found
-
-
-def _bit_places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -24,6 +24,7 @@ from pinscher.prune.snapshot import Snapshot
 
 OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
 CACHEABLE = ("classes", "regression")  # a few numbers an example
+OVERHEAD = 600  # bytes that Python and torch take for each remembered row
 TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # inputs as long as the text
 
 
@@ -110,7 +111,7 @@ class Teacher:
             self.snapshot.own_what_thawed()  # in every step, for the next one may change it
         kind = self.kind or infer_kind(outputs)
         student = logits_of(outputs, kind)
-        teacher = self._outputs(batch, kind)
+        teacher = [logits.to(student[0].device) for logits in self._outputs(batch, kind)]
         if kind == "regression":
             # The reference code leaves regression to the labels.
             return F.mse_loss(student[0], teacher[0]) if self.mix == "sum" else student[0].new_zeros(())
@@ -135,10 +136,10 @@ class Teacher:
         rows = torch.stack([fresh[key] if key in fresh else self._cache[key] for key in keys])
         for key, row in fresh.items():
             self._remember(key, row)
-        return (rows.to(next(v for v in inputs.values() if isinstance(v, Tensor)).device),)
+        return (rows,)
 
     def _remember(self, key: bytes, row: Tensor) -> None:
-        size = row.numel() * row.element_size() + len(key)
+        size = row.numel() * row.element_size() + len(key) + OVERHEAD
         if self._cached + size <= self.cache_bytes:
             self._cache[key] = row.clone()
             self._cached += size
