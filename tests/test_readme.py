@@ -15,7 +15,7 @@ def test_the_snippet_prints_what_the_readme_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     snippet = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     promised = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1].rstrip().splitlines()
-    assert len(snippet.strip().splitlines()) <= 14
+    assert len(snippet.strip().splitlines()) <= 12
     exec(compile(snippet, "README.md", "exec"), {})
     printed = capsys.readouterr().out.rstrip().splitlines()
     assert printed[0] == promised[0]  # sparsity and counts are exact
