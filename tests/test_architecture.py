@@ -59,7 +59,7 @@ def test_importing_the_package_is_light():
 def test_every_public_name_is_there():
     import pinscher
 
-    assert all(getattr(pinscher, name) is not None for name in pinscher.__all__)
+    assert all(getattr(pinscher, name) is not None for name in [*pinscher.__all__, "prune"])
     assert set(pinscher.__all__) == set(dir(pinscher))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         pinscher.nothing  # noqa: B018

@@ -17,8 +17,8 @@ _HOMES = {"Pruner": "prune", "PruningConfig": "prune", "Teacher": "prune", "spar
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checkpoint":
-        return importlib.import_module("pinscher.checkpoint")
+    if name in ("checkpoint", "prune"):
+        return importlib.import_module(f"pinscher.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pinscher' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)
