@@ -37,6 +37,7 @@ from transformers import (
     Wav2Vec2ForSequenceClassification,
 )
 
+from pinscher import checkpoint
 from pinscher.prune import Pruner, PruningConfig, sparsity
 from pinscher.prune.gates import Gate
 from pinscher.prune.snapshot import Packed, Snapshot
@@ -1384,9 +1385,9 @@ def test_state_round_trip_is_bitwise(name, zeros, tmp_path):
     snapshot = Snapshot(model)
     snapshot.take()
     assert set(snapshot.state_dict()) == {"plain", "packed", "shared", "buffers"}
-    torch.save(snapshot.state_dict(), tmp_path / "state.pt")
+    checkpoint.save(tmp_path / "state", teacher=snapshot.state_dict())
     restored = Snapshot(MODELS[name]())
-    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    restored.load_state_dict(checkpoint.load(tmp_path / "state")["teacher"])
     assert torch.equal(restored(batch)["logits"], snapshot(batch)["logits"])
     assert restored.nbytes == snapshot.nbytes
 

@@ -23,7 +23,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from pinscher import Pruner, PruningConfig, Teacher
+from pinscher import Pruner, PruningConfig, Teacher, checkpoint
 from pinscher.prune.snapshot import Snapshot
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -888,8 +888,8 @@ def is_plain(value: object) -> bool:
 
 
 def reload(state: dict, tmp_path) -> dict:
-    torch.save(state, tmp_path / "teacher.pt")
-    return torch.load(tmp_path / "teacher.pt", weights_only=True)
+    checkpoint.save(tmp_path / "teacher", teacher=state)
+    return checkpoint.load(tmp_path / "teacher")["teacher"]
 
 
 @pytest.mark.parametrize("objective", ["self-regularization", "knowledge-distillation", "empirical-risk"])
