@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import torch
 from transformers import AutoModelForSequenceClassification
 
 import pinscher
@@ -38,7 +37,3 @@ def test_the_tree_is_the_tree():
 def test_figures_name_their_source():
     for path in re.findall(r"\]\((benchmarks/\S+?|docs/\S+?|examples/\S+?)\)", README):
         assert (Path(__file__).parents[1] / path).exists(), path
-
-
-def test_torch_is_the_only_thing_the_core_needs():
-    assert torch.__version__ >= "2.6"

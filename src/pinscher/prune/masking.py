@@ -132,7 +132,7 @@ class Threshold:
 def zero_(weight: Tensor, kept: Tensor) -> None:
     """Sets weights to +0.0 where `kept` (int32, used up) is 0, whatever they are: NaN and infinities too.
 
-    Clearing bits is twice as fast on a CPU as torch's masked_fill_.
+    On a CPU clearing bits is faster than torch's masked_fill_, which is not vectorised.
     """
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     weight.view(integer).bitwise_and_(kept.neg_().to(integer))

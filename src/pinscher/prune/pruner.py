@@ -240,8 +240,8 @@ class Pruner:
         behind = self.schedule.final < 1.0 and self.kept != self._target
         if (behind or self.t < self.schedule.total) and not early:
             raise RuntimeError(
-                f"only {self.t} of {self.schedule.total} steps are done, so the target sparsity is not reached. "
-                "Train on, or call finish(early=True) to prune to the target now."
+                f"the target sparsity is not reached: {self.t} of {self.schedule.total} steps are done, {self.kept:,} "
+                f"weights are kept, {self._target:,} are wanted. Train on, or call finish(early=True) to prune to the target now."
             )
         with torch.no_grad():
             if isinstance(self.criterion, Gated):
