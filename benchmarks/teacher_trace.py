@@ -1,6 +1,6 @@
 """Records when the teacher changes in a real run of PINS with self-regularisation.
 
-    python benchmarks/teacher_trace.py --model MODEL_DIR --data DATA_DIR/cola --output benchmarks/traces/cola-6-epochs.json
+    python benchmarks/teacher_trace.py --model MODEL_DIR --data DATA_DIR/cola --output TRACE.json
 
 MODEL_DIR is any Hugging Face encoder, DATA_DIR/cola holds train.jsonl.gz and validation.jsonl.gz with the fields of the
 `datasets` library. A tenth of the training set is split off as validation; the development set is only the test.

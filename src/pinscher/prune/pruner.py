@@ -241,7 +241,8 @@ class Pruner:
         if (behind or self.t < self.schedule.total) and not early:
             raise RuntimeError(
                 f"the target sparsity is not reached: {self.t} of {self.schedule.total} steps are done, {self.kept:,} "
-                f"weights are kept, {self._target:,} are wanted. Train on, or call finish(early=True) to prune to the target now."
+                f"weights are kept, {self._target:,} are wanted. Train on, or call "
+                "finish(early=True) to prune to the target now."
             )
         with torch.no_grad():
             if isinstance(self.criterion, Gated):
