@@ -186,9 +186,12 @@ def test_state_dtype_names_its_choices(value: str) -> None:
     assert message_of(state_dtype=value) == f"state_dtype must be one of float32, bfloat16, not {value!r}"
 
 
-def test_the_number_of_steps_must_be_given() -> None:
+def test_the_number_of_steps_must_be_given_in_the_end() -> None:
+    waiting = PruningConfig()  # a Trainer fills it in
+    with pytest.raises(ValueError, match="total_steps is missing: the number of optimiser steps"):
+        waiting.make_schedule()
     with pytest.raises(ValueError, match="total_steps must be the number of optimiser steps of the run, not 0"):
-        PruningConfig()
+        PruningConfig(total_steps=0)
     assert "total_steps" in message_of(total_steps=-1)
 
 

@@ -337,8 +337,9 @@ def test_a_model_sparser_than_the_target_is_refused():
     net = tiny.Net()
     for site in Pruner(net, tiny.config()).sites:
         site.owner.data[: site.shape[0] // 2] = 0
+    pruner = Pruner(net, tiny.config(sparsity=0.3))
     with pytest.raises(ValueError, match=r"already 50.0% sparse.*initial_sparsity=0"):
-        Pruner(net, tiny.config(sparsity=0.3))
+        pruner.attach(torch.optim.SGD(net.parameters(), lr=0.1))
     assert Pruner(net, tiny.config(sparsity=0.3, initial_sparsity=0.0)).schedule.initial == 1.0
 
 

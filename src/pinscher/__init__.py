@@ -8,12 +8,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+    from pinscher.train.config import RunConfig
+    from pinscher.train.experiment import run
+    from pinscher.train.trainer import PinsTrainer, PruningCallback
 
-__version__ = "0.1.0"
-__all__ = ["Pruner", "PruningConfig", "Teacher", "__version__", "checkpoint", "sparsity"]
+__version__ = "0.2.0"
+__all__ = [
+    "PinsTrainer",
+    "Pruner",
+    "PruningCallback",
+    "PruningConfig",
+    "RunConfig",
+    "Teacher",
+    "__version__",
+    "checkpoint",
+    "run",
+    "sparsity",
+]
 
 # Names load when they are first used, so that `import pinscher` costs nothing.
-_HOMES = {"Pruner": "prune", "PruningConfig": "prune", "Teacher": "prune", "sparsity": "prune"}
+_HOMES = {
+    "PinsTrainer": "train.trainer",
+    "Pruner": "prune",
+    "PruningCallback": "train.trainer",
+    "PruningConfig": "prune",
+    "RunConfig": "train.config",
+    "Teacher": "prune",
+    "run": "train.experiment",
+    "sparsity": "prune",
+}
 
 
 def __getattr__(name: str) -> Any:

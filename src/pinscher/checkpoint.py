@@ -9,9 +9,11 @@ whole checkpoint readable; what it left half-written is removed by the next save
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +31,56 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
     Raises:
         TypeError: for a value that is not plain data or a tensor, naming its place. Nothing is written then.
     """
-    folder = Path(folder)
+    with whole(folder) as fresh:
+        write(fresh, **states)
+    return Path(folder)
+
+
+def write(folder: Path, **states: Any) -> None:
+    """The same into a folder as it is, for one that `whole` gave."""
     tensors: dict[str, Tensor] = {}
-    values = {"format": FORMAT, "states": _plain(states, "", tensors)}
-    text = json.dumps(values)
+    text = json.dumps({"format": FORMAT, "states": _plain(states, "", tensors)})
+    save_file(tensors, folder / TENSORS)
+    (folder / VALUES).write_text(text)
+
+
+@contextlib.contextmanager
+def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """A fresh folder to write in; it takes the place of `folder`, synced to disk, when the block ends well.
+
+    If the block raises, `folder` is left as it was.
+    """
+    folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.new")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
-    if folder.exists():  # otherwise `old` is the last whole checkpoint: a process was killed between two renames
+    if folder.exists():  # otherwise `old` is the last whole one: a process was killed between two renames
         shutil.rmtree(old, ignore_errors=True)
     fresh.mkdir()
-    save_file(tensors, fresh / TENSORS)
-    (fresh / VALUES).write_text(text)
-    for path in (fresh / TENSORS, fresh / VALUES, fresh):
-        _sync(path)
+    try:
+        yield fresh
+        for path in [*sorted(fresh.rglob("*")), fresh]:
+            _sync(path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     if folder.exists():
         folder.rename(old)
     fresh.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-    return folder
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a text file that is whole or not there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8", newline="\n")
+    _sync(fresh)
+    fresh.replace(path)
+    return path
 
 
 def load(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class PruningConfig:
 
     method: str = _help("pins", "Criterion: " + ", ".join(CRITERIA) + ".")
     sparsity: float = _help(0.8, "Fraction of the prunable weights that is zero at the end, between 0 and 1.")
-    total_steps: int = _help(0, "Optimiser steps of the whole run.")
+    total_steps: int | None = _help(None, "Optimiser steps of the whole run; a Trainer fills them in by itself.")
     schedule: str = _help("cubic", "Path of the sparsity: " + ", ".join(SCHEDULES) + ".")
     warmup: float = _help(0.1, "Steps before pruning starts; below 1 a fraction of total_steps.")
     cooldown: float = _help(0.35, "Steps at the end with the final sparsity; below 1 a fraction of total_steps.")
@@ -51,7 +51,7 @@ class PruningConfig:
             raise ValueError(f"sparsity must lie in [0, 1), not {self.sparsity:g}.{hint}")
         if self.initial_sparsity is not None and not 0.0 <= self.initial_sparsity <= self.sparsity:
             raise ValueError(f"initial_sparsity must lie between 0 and sparsity, not {self.initial_sparsity:g}")
-        if not isinstance(self.total_steps, int) or self.total_steps < 1:
+        if self.total_steps is not None and (not isinstance(self.total_steps, int) or self.total_steps < 1):
             raise ValueError(
                 f"total_steps must be the number of optimiser steps of the run, not {self.total_steps}: "
                 "the schedule ends there."
@@ -67,7 +67,9 @@ class PruningConfig:
             value = getattr(self, name)
             if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
                 raise ValueError(f"{name} must be a number of steps, or a fraction below 1; not {value}")
-        self.make_schedule()
+        self.make_criterion()
+        if self.total_steps is not None:
+            self.make_schedule()
 
     def make_criterion(self) -> Criterion:
         """The method as an object; a wrong option is an error that names the right ones."""
@@ -81,6 +83,10 @@ class PruningConfig:
 
     def make_schedule(self, initial_density: float | None = None) -> Schedule:
         """The schedule in steps, starting from `initial_density` unless the configuration fixes the start."""
+        if self.total_steps is None:
+            raise ValueError(
+                "total_steps is missing: the number of optimiser steps of the run, where the schedule ends."
+            )
         criterion = self.make_criterion()
         if self.initial_sparsity is not None:
             initial_density = 1.0 - self.initial_sparsity
@@ -112,4 +118,4 @@ class PruningConfig:
         return cls(**data)
 
     def _steps(self, value: float) -> int:
-        return round(value * self.total_steps) if value < 1 else int(value)
+        return round(value * (self.total_steps or 0)) if value < 1 else int(value)

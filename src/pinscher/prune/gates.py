@@ -9,7 +9,7 @@ Straight-through: with W' = W * M(S) the scores receive dL/dS = dL/dW' * W, what
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -288,3 +288,18 @@ class Pst(Gated):
 
     def make_gate(self, weight: Tensor) -> Gate:
         return _PstGate(weight, self.rank, self.alpha1, self.alpha2, self.beta)
+
+
+@torch.no_grad()
+def plain_state_dict(model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
+    """The model's state dict as if its gates were baked now: ordinary names, exact zeros. The model stays as it is."""
+    state: dict[str, Tensor] = dict(model.state_dict())
+    for site in sites:
+        gate, owner = gate_of(site), site.owner
+        baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
+        for module in [site.module, *site.shared_with]:
+            prefix = next(name for name, found in model.named_modules(remove_duplicate=False) if found is module)
+            inside = f"{prefix}.parametrizations.{site.parameter}."
+            state = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}
+            state[f"{prefix}.{site.parameter}"] = baked
+    return state

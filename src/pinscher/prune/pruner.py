@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from pinscher.prune import controller, hosts
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
-from pinscher.prune.gates import Gated, gate_of
+from pinscher.prune.gates import Gated, gate_of, plain_state_dict
 from pinscher.prune.masking import ALONE, Ranks
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.sites import find_sites
@@ -53,11 +53,6 @@ class Pruner:
         store = gated or not again or config.track_revived
         self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
         density = self.ranking.kept / self.total
-        if config.initial_sparsity is None and self.kept < self._target:
-            raise ValueError(
-                f"the model is already {1 - density:.1%} sparse, more than the target "
-                f"{config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
-            )
         start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
         self.schedule = config.make_schedule(initial_density=start)
         self.t = 0
@@ -98,6 +93,11 @@ class Pruner:
             raise RuntimeError("this pruner is attached already; call detach() first")
         if self.finished:
             raise RuntimeError("this pruner is finished; make a new one to prune further")
+        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self._target:
+            raise ValueError(
+                f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
+                f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
+            )
         optimizer = hosts.unwrap(optimizer)
         hosts.check(optimizer, self.sites, self.criterion)
         self._hooks = [
@@ -257,6 +257,12 @@ class Pruner:
         self.detach()
         self.finished = True
         return self.model
+
+    def model_state_dict(self) -> dict[str, Any]:
+        """The model's state dict as an ordinary model's, whatever the method: what may be written to a model file."""
+        if not isinstance(self.criterion, Gated) or self.finished:
+            return self.model.state_dict()
+        return plain_state_dict(self.model, self.sites)
 
     def _refuse_unmeasured(self) -> None:
         scores = (self.ranking.scores(site).read(slice(None)) for site in self.sites)

@@ -1,0 +1,233 @@
+"""The command: `pinscher prune` and `pinscher eval`. Flags come from RunConfig's fields, errors are one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pinscher import __version__
+from pinscher.errors import InputError
+
+if TYPE_CHECKING:
+    from pinscher.train.config import RunConfig
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Fine-tune a transformer while pruning it, then store it small and run it fast on a CPU.",
+)
+console, complaints = Console(), Console(stderr=True)
+DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only disk"}
+DEMO = {"baseline": True, "epochs": 2.0, "output": "runs/demo"}  # what `pinscher prune` without arguments adds
+
+
+def main() -> None:
+    """The entry point."""
+    with plainly():
+        app()
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Bad input ends with one line and code 2, never with a traceback."""
+    try:
+        yield
+    except InputError as error:
+        _complain(str(error))
+    except KeyboardInterrupt:
+        complaints.print("interrupted")
+        raise SystemExit(130) from None
+    except OSError as error:
+        if error.errno not in (*DISK, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+            raise
+        _complain(f"cannot write {error.filename or 'the run'}: {DISK.get(error.errno, error.strerror)}.")
+    except Exception as error:
+        if "No space left on device" not in str(error):  # safetensors wraps it
+            raise
+        _complain(f"cannot write the run: {DISK[errno.ENOSPC]}.")
+
+
+def _complain(text: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        complaints.print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+    raise SystemExit(2) from None
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None: ...
+
+
+# ------------------------------------------------------------ prune
+
+
+def prune(
+    config: Annotated[str | None, typer.Option(help="YAML file with settings; flags win.", show_default=False)] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue the run in this folder.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    **flags: Any,
+) -> None:
+    """Fine-prune a model on a task. Without arguments: a small real model on real film reviews, to 80 %."""
+    from pinscher.train import experiment, showing
+    from pinscher.train import recipes as table
+
+    if flags["recipe"] == "list":
+        showing.recipes(console, table.RECIPES)
+        return
+    _hush()
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    if resume is not None:
+        if given or config is not None:
+            raise InputError("--resume continues a run with its own settings: give no others.")
+        settings = experiment.config_of(resume)
+        if (Path(resume) / "result.json").exists() and experiment.read_result(resume).status == "finished":
+            raise InputError(f"{resume} is finished: there is nothing to resume.")
+    else:
+        settings = _settings(config, given)
+    screen = _screen()
+    if dry_run:
+        showing.plan(screen, settings)
+        return
+    result = experiment.run(settings, resume=resume is not None, console=screen)
+    if result.status != "finished":
+        screen.print(f"stopped at step {result.steps:,}. Continue with: pinscher prune --resume {settings.folder}")
+        raise SystemExit(130)
+    showing.result(screen, result)
+
+
+def _settings(path: str | None, given: dict[str, Any]) -> RunConfig:
+    """Recipe, then file, then flags; the later one wins."""
+    from pinscher.train import recipes as table
+    from pinscher.train.config import RunConfig
+
+    if "option" in given:
+        given["option"] = dict(_pair(text) for text in given["option"])
+    read = RunConfig.settings_of(path) if path is not None else {}
+    recipe = given.get("recipe") or read.get("recipe")
+    told = {**(table.settings(recipe) if recipe else {}), **read, **given}
+    if not {"model", "task"} & set(told):
+        told = {**DEMO, **told}
+    return RunConfig.from_dict(told, str(path or "the command"))
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--option takes NAME=VALUE, not {text!r}.")
+    return name.strip(), yaml.safe_load(value)
+
+
+def _screen() -> Console:
+    """Only the first of several processes speaks."""
+    return console if int(os.environ.get("RANK", "0")) == 0 else Console(quiet=True)
+
+
+def _hush() -> None:
+    """The libraries' own bars and hints would stand between the lines that matter."""
+    import datasets
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+def with_flags(function: Any) -> Any:
+    """Gives a command one flag for every field of RunConfig."""
+    from pinscher.train.config import RunConfig
+
+    kinds: dict[str, Any] = {"str": str, "float": float, "int": int, "bool": bool}
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = []
+    for setting in dataclasses.fields(RunConfig):
+        kind = str(setting.type).removesuffix(" | None")
+        flag = f"--{setting.name.replace('_', '-')}"
+        names = [f"{flag}/--no-{flag[2:]}"] if kind == "bool" else [flag]
+        default = setting.default if setting.default not in (None, dataclasses.MISSING, False) else None
+        known = "" if default is None else f" [default: {'yes' if default is True else default}]"
+        option = typer.Option(
+            *names, help=setting.metadata["help"] + known, rich_help_panel=setting.metadata["group"], show_default=False
+        )
+        wanted: Any = kinds.get(kind, list[str])
+        parameters.append(
+            inspect.Parameter(
+                setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[wanted | None, option]
+            )
+        )
+    everything = [*own, *parameters]
+    function.__signature__ = inspect.Signature(everything)
+    function.__annotations__ = {p.name: p.annotation for p in everything}
+    return function
+
+
+app.command(name="prune")(with_flags(prune))
+
+
+# ------------------------------------------------------------ eval
+
+
+def _text(help: str) -> Any:
+    return typer.Option(help=help, show_default=False)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Hub id, model folder, or the folder of a run.", show_default=False)],
+    task: Annotated[str | None, _text("The task; a run's own by default.")] = None,
+    data: Annotated[str | None, _text("Folder with the task's files.")] = None,
+    test_file: Annotated[str | None, _text("Test rows.")] = None,
+    text_column: Annotated[list[str] | None, _text("Column with the text; twice for pairs.")] = None,
+    label_column: Annotated[str | None, _text("Column with the label.")] = None,
+    split: Annotated[str | None, _text("Split to answer instead of the task's test set, for example test.")] = None,
+    rows: Annotated[int | None, _text("Use only so many rows.")] = None,
+    max_length: Annotated[int | None, _text("Tokens of an example.")] = None,
+    stride: Annotated[int | None, _text("Overlap of the windows of long contexts (qa).")] = None,
+    beams: Annotated[int | None, _text("Beams when text is generated.")] = None,
+    bleurt: Annotated[str | None, _text("BLEURT checkpoint, for data-to-text.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 64,
+    output: Annotated[str | None, _text("Folder for predictions and scores.json.")] = None,
+) -> None:
+    """Score any checkpoint on a task's test set, and write its predictions in the benchmark's own format."""
+    from pinscher.train import scoring, showing
+
+    _hush()
+    told = {
+        "task": task,
+        "data": data,
+        "test_file": test_file,
+        "text_column": text_column,
+        "label_column": label_column,
+        "test_rows": rows,
+        "max_length": max_length,
+        "stride": stride,
+        "beams": beams,
+        "bleurt": bleurt,
+    }
+    settings = {name: value for name, value in told.items() if value}
+    found = scoring.score(model, settings, split=split, batch_size=batch_size, output=output)
+    showing.scores(console, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Fine-tuning: tasks, their data, and the Hugging Face host."""

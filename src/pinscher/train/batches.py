@@ -1,0 +1,81 @@
+"""Which examples make up a batch, in which order, and how many of their labels count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers.models.auto import modeling_auto
+
+IGNORED = -100
+POOL = 50  # groups that are sorted by length together: enough to save padding, few enough to stay random
+
+
+class EpochSampler(Sampler[int]):
+    """A random order for each epoch that depends on seed and epoch alone, so that a resumed run sees the same data.
+
+    Args:
+        rows: how many examples there are.
+        seed: another seed, another order.
+        lengths: tokens of each example; then examples of like length share a group, which saves padding.
+        group: how many examples are trained on together (batch * accumulation * processes).
+    """
+
+    def __init__(self, rows: int, seed: int, lengths: Sequence[int] | None = None, group: int = 1) -> None:
+        self.rows, self.seed, self.lengths, self.group = rows, seed, lengths, group
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
+        if self.lengths is None:
+            return iter(order)
+        lengths, size = self.lengths, self.group
+        groups: list[list[int]] = []
+        for start in range(0, len(order), POOL * size):
+            pool = sorted(order[start : start + POOL * size], key=lambda i: lengths[i], reverse=True)
+            groups += [pool[i : i + size] for i in range(0, len(pool), size)]
+        whole = [g for g in groups if len(g) == size]
+        ragged = [g for g in groups if len(g) < size]  # stays last, where the loader expects a smaller batch
+        shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+        return iter([i for g in [*shuffled, *ragged] for i in g])
+
+
+def counted(batch: Mapping[str, Any], kind: str) -> int:
+    """How many labels a loss of this kind is the mean over.
+
+    A sum of micro-batch means weighted by this is the mean over the whole batch, for every head.
+    """
+    labels = batch.get("labels")
+    if kind == "causal-lm" and labels is not None:
+        labels = labels[:, 1:]  # the first token is nobody's next word
+    if (
+        kind in ("tokens", "causal-lm", "seq2seq-lm", "classes")
+        and labels is not None
+        and not labels.is_floating_point()
+    ):
+        return int((labels != IGNORED).sum())
+    return len(next(value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0))
+
+
+def kind_of(model: Any) -> str | None:
+    """What a transformers model's outputs are, from its class; None for a class that is none of ours."""
+    name = type(model).__name__
+    families = {
+        "tokens": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "spans": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+        "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "seq2seq-lm": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }
+    if name in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values():
+        alone = model.config.problem_type == "regression" or model.config.num_labels == 1
+        return "regression" if alone else "classes"
+    return next((kind for kind, names in families.items() if name in names.values()), None)

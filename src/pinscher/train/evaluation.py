@@ -1,0 +1,84 @@
+"""What a model says to a task's rows, and how good that is. Used on the test set, by the command and by runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from pinscher.prune.distillation import logits_of
+from pinscher.prune.sites import evaluating
+from pinscher.train.batches import counted
+from pinscher.train.tasks import Outputs, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Answers and scores for each split, and the scores of all splits as one."""
+
+    answers: dict[str, list[Any]]
+    splits: dict[str, dict[str, float]]
+    scores: dict[str, float]
+
+
+def evaluate(
+    model: Any, task: Task, tokenizer: Any, tests: Mapping[str, Dataset], labels: Sequence[str], batch_size: int = 64
+) -> Evaluation:
+    """Answers every row of every split. Splits without labels are answered but not scored."""
+    answers = {name: answer(model, task, tokenizer, rows, labels, batch_size) for name, rows in tests.items()}
+    splits = {n: task.scores(answers[n], rows) for n, rows in tests.items() if not unlabelled(task, rows)}
+    return Evaluation(answers, splits, task.combined(splits) if splits else {})
+
+
+def answer(
+    model: Any, task: Task, tokenizer: Any, rows: Dataset, labels: Sequence[str], batch_size: int = 64
+) -> list[Any]:
+    """What the model says to each row."""
+    features = task.features(rows, tokenizer, labels, training=False)
+    if hasattr(task, "generate"):
+        said: list[Any] = task.generate(model, tokenizer, features, batch_size)
+        return said
+    return task.answers(
+        outputs_of(model, features, task.collator(tokenizer), batch_size, task.kind), features, rows, labels
+    )
+
+
+def outputs_of(model: Any, features: Dataset, collate: Any, batch_size: int, kind: str) -> Outputs:
+    """The logits for each feature, computed in batches of like length."""
+    table = features.to_list()
+    order = sorted(range(len(table)), key=lambda i: len(table[i]["input_ids"]))
+    found: list[Any] = [None] * len(table)
+    device = next(model.parameters()).device
+    with evaluating(model), torch.inference_mode():
+        for start in range(0, len(order), batch_size):
+            some = order[start : start + batch_size]
+            batch = {name: t.to(device) for name, t in collate([table[i] for i in some]).items()}
+            batch = {n: t for n, t in batch.items() if n not in ("labels", "start_positions", "end_positions")}
+            logits = [side.float().cpu().numpy() for side in logits_of(model(**batch), kind)]
+            for place, i in enumerate(some):
+                found[i] = tuple(side[place] for side in logits)
+    return found
+
+
+def mean_loss(model: Any, features: Dataset, task: Task, tokenizer: Any, batch_size: int) -> float:
+    """The mean loss over all labels that count."""
+    collate, table = task.collator(tokenizer), features.to_list()
+    table.sort(key=lambda feature: len(feature["input_ids"]))
+    device = next(model.parameters()).device
+    total, number = 0.0, 0
+    with evaluating(model), torch.inference_mode():
+        for start in range(0, len(table), batch_size):
+            batch = {name: t.to(device) for name, t in collate(table[start : start + batch_size]).items()}
+            labels = counted(batch, task.kind)
+            total += float(model(**batch).loss) * labels
+            number += labels
+    return total / number
+
+
+def unlabelled(task: Task, rows: Dataset) -> bool:
+    """Whether the benchmark keeps these rows' labels to itself."""
+    column = getattr(task, "label_column", None)
+    return column in rows.column_names and all(value == -1 for value in rows[column])

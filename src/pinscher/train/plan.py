@@ -1,0 +1,179 @@
+"""What a run will do, worked out before it starts: steps, schedule, matrices, memory, time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+
+from pinscher.errors import InputError
+from pinscher.prune import PruningConfig, find_sites
+from pinscher.train import data, models
+from pinscher.train.config import RunConfig
+from pinscher.train.tasks import TASKS, Task
+
+VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
+EXAMPLES = 30_000  # what a default run looks at
+EPOCHS = (3, 15)  # but no fewer and no more passes than these
+EVALUATIONS, SAVES = 30, 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is known before the first step. `config` has no open questions any more."""
+
+    config: RunConfig
+    task: Task
+    splits: data.Splits
+    tokenizer: Any
+    labels: tuple[str, ...]
+    train: Dataset  # features
+    steps: int
+
+    @property
+    def pruning(self) -> PruningConfig | None:
+        return self.config.pruning(self.steps)
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task with the user's columns and lengths."""
+    try:
+        task = TASKS[config.task]
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    task = task.with_columns(config.text_column, config.label_column)
+    return task.replace(max_length=config.max_length, stride=config.stride, beams=config.beams, bleurt=config.bleurt)
+
+
+def make(config: RunConfig) -> Plan:
+    """Reads the data and decides what the configuration leaves open."""
+    task = task_of(config)
+    tokenizer = models.load_tokenizer(config.model)
+    task = fitted(task, config, tokenizer)
+    splits = data.load(
+        task,
+        data.Source(config.data, config.train_file, config.validation_file, config.test_file),
+        validation_fraction=config.validation_fraction,
+        rows=config.rows,
+        seed=config.seed,
+    )
+    assert splits.train is not None
+    splits = dataclasses.replace(
+        splits,
+        validation=_first(splits.validation, VALIDATION_ROWS) if config.validation_file is None else splits.validation,
+        tests={name: _first(rows, config.test_rows) for name, rows in splits.tests.items()},
+    )
+    labels = task.labels(splits.train)
+    train = task.features(splits.train, tokenizer, labels, training=True)
+    steps = total_steps(config, len(train))
+    plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
+    _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
+    return plan
+
+
+def total_steps(config: RunConfig, examples: int) -> int:
+    """Optimiser steps of the run."""
+    if config.max_steps is not None:
+        return config.max_steps
+    batches = math.ceil(examples / (config.batch_size * int(PartialState().num_processes)))
+    epochs = config.epochs or min(max(EXAMPLES / examples, EPOCHS[0]), EPOCHS[1])
+    return max(1, round(epochs * math.ceil(batches / config.gradient_accumulation)))
+
+
+def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
+    text = task.kind == "causal-lm"
+    choices: dict[str, Any] = {
+        "max_steps": steps,
+        "learning_rate": 1e-4 if text else 5e-5,
+        "label_smoothing": 0.1 if text else 0.0,
+        "eval_every": max(1, min(steps, max(50, math.ceil(steps / EVALUATIONS)))),
+        "save_every": max(1, math.ceil(steps / SAVES)),
+        "max_length": task.max_length,
+        "output": str(config.folder),
+    }
+    return dataclasses.replace(config, **{n: v for n, v in choices.items() if getattr(config, n) is None})
+
+
+def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
+    """The task with no more tokens than the model can take."""
+    limit = int(min(tokenizer.model_max_length, 1 << 20))
+    if task.max_length <= limit:
+        return task
+    if config.max_length is not None:
+        raise InputError(f"--max-length {config.max_length} is more than the {limit} tokens that {config.model} takes.")
+    return task.replace(max_length=limit)
+
+
+def _first(rows: Dataset | None, most: int | None) -> Any:
+    return rows if rows is None or most is None or len(rows) <= most else rows.select(range(most))
+
+
+# ------------------------------------------------------------ what it will cost
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimates: bytes from what is allocated, seconds from a few real steps on this machine."""
+
+    matrices: int
+    prunable: int
+    parameters: int
+    memory: int
+    seconds: float
+
+
+def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
+    """Times a few forward and backward passes; the model's gradients are cleared again."""
+    config = plan.config
+    sites = find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+    prunable = sum(site.numel for site in sites)
+    parameters = sum(p.numel() for p in model.parameters())
+    copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores
+    if config.objective == "self-regularization" and plan.pruning is not None:
+        copies += parameters
+    return Costs(len(sites), prunable, parameters, 4 * copies, _seconds_a_step(plan, model, trials) * plan.steps)
+
+
+def _seconds_a_step(plan: Plan, model: Any, trials: int) -> float:
+    collate, size = plan.task.collator(plan.tokenizer), plan.config.batch_size
+    by_length = sorted(range(len(plan.train)), key=lambda i: len(plan.train[i]["input_ids"]))
+    spots = [max(0, round(len(by_length) * (i + 0.5) / trials) - size // 2) for i in range(trials)]
+    took: list[float] = []
+    model.train()
+    for spot in [spots[0], *spots]:  # the first one warms up
+        batch = collate([plan.train[i] for i in by_length[spot : spot + size]])
+        started = time.perf_counter()
+        model(**batch).loss.backward()
+        took.append(time.perf_counter() - started)
+        model.zero_grad()
+    step = sum(took[1:]) / trials * plan.config.gradient_accumulation
+    return step * (1.35 if plan.config.objective != "empirical-risk" else 1.1)
+
+
+def sketch(densities: Sequence[float], height: int = 6) -> list[str]:
+    """A small plot of the sparsity over the steps, as lines of text."""
+    rows = []
+    for level in range(height, 0, -1):
+        line = "".join("█" if (1 - d) * height >= level - 0.5 else " " for d in densities)
+        rows.append(f"{level / height:5.0%} ┤{line}")
+    return [*rows, "      └" + "─" * len(densities)]
+
+
+def schedule_sketch(plan: Plan, width: int = 48) -> list[str]:
+    pruning = plan.pruning
+    if pruning is None:
+        return []
+    schedule = pruning.make_schedule()
+    return sketch([schedule.density(round(i * plan.steps / (width - 1))) for i in range(width)])
+
+
+def evaluating_device() -> torch.device:
+    """Where a model is put to be evaluated."""
+    return torch.device(PartialState().device)

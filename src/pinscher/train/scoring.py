@@ -1,0 +1,113 @@
+"""Scores any checkpoint on a task's test set: ours, an exported one, anyone's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from datasets import Dataset
+
+from pinscher import checkpoint
+from pinscher.errors import InputError
+from pinscher.prune import sparsity
+from pinscher.train import data, experiment, models
+from pinscher.train.config import RunConfig
+from pinscher.train.evaluation import evaluate
+from pinscher.train.plan import evaluating_device, fitted, task_of
+from pinscher.train.tasks import Task
+
+# What a run's own configuration says of its test set.
+INHERITED = ("task", "data", "test_file", "text_column", "label_column", "max_length", "stride", "beams", "bleurt")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A checkpoint's scores in percent (none where the benchmark keeps the labels), and where its answers are."""
+
+    model: str
+    task: str
+    main: str
+    scores: dict[str, float]
+    splits: dict[str, dict[str, float]]
+    rows: int
+    sparsity: float | None
+    files: tuple[Path, ...]
+
+
+def score(
+    model: str,
+    settings: dict[str, Any],
+    *,
+    split: str | None = None,
+    batch_size: int = 64,
+    output: str | None = None,
+) -> Scored:
+    """Answers the test set with a checkpoint and scores the answers.
+
+    Args:
+        model: hub id, model folder, or the folder of a run, whose task and data are then the default.
+        settings: fields of RunConfig: task, data, columns, lengths.
+        split: a split to answer instead of the task's test set; it may be without labels.
+        batch_size: examples in a batch.
+        output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
+    """
+    run = Path(model) if (Path(model) / "config.yaml").exists() else None
+    if run is not None:
+        known = experiment.config_of(run).to_dict()
+        settings = (
+            {name: known[name] for name in INHERITED if known[name]} | settings if "task" not in settings else settings
+        )
+        model = str(run / "model")
+    if "task" not in settings:
+        raise InputError("give the task: --task NAME.")
+    config = RunConfig.from_dict({**settings, "model": model})
+    tokenizer = models.load_tokenizer(model)
+    task = fitted(task_of(config), config, tokenizer)
+    if split is not None:
+        task = task.replace(test_splits=(split,))
+    source = data.Source(config.data, None, None, config.test_file)
+    splits = data.load(task, source, training=False, seed=config.seed)
+    tests = {
+        name: rows if config.test_rows is None else rows.select(range(min(len(rows), config.test_rows)))
+        for name, rows in splits.tests.items()
+    }
+    labels = _labels(model, task, next(iter(tests.values())))
+    loaded = models.load_model(model, task, labels, tokenizer).to(evaluating_device())
+    found = evaluate(loaded, task, tokenizer, tests, labels, batch_size)
+    folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
+    files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
+    scored = Scored(
+        model, config.task, task.main, found.scores, found.splits, sum(map(len, tests.values())), _zeros(loaded), files
+    )
+    text = json.dumps({"model": model, "task": config.task, "metrics": found.scores, "splits": found.splits}, indent=1)
+    checkpoint.write_text(folder / "scores.json", text + "\n")
+    return scored
+
+
+def _labels(model: str, task: Task, rows: Dataset) -> Sequence[str]:
+    """The order of the classes: the checkpoint's own where it names them, else the task's."""
+    if task.kind not in ("classes", "tokens"):
+        return ()
+    config = transformers.AutoConfig.from_pretrained(models.locate(model))
+    named = [config.id2label[i] for i in range(config.num_labels)]
+    if all(name.startswith("LABEL_") for name in named):
+        return task.labels(rows)
+    wanted = set(getattr(task, "names", ()) or ())
+    if wanted and wanted != set(named):
+        if len(wanted) != len(named):
+            raise InputError(
+                f"{model} has {len(named)} labels ({', '.join(named[:6])}), task {task.name!r} has {len(wanted)}."
+            )
+        return task.labels(rows)
+    return named
+
+
+def _zeros(model: Any) -> float | None:
+    try:
+        return sparsity(model)
+    except ValueError:
+        return None

@@ -1,0 +1,6 @@
+"""Every task of the paper, and the user's own, by name."""
+
+from pinscher.train.tasks import data_to_text, glue, ner, reviews, squad  # noqa: F401  (each adds its tasks)
+from pinscher.train.tasks.task import TASKS, Outputs, Task
+
+__all__ = ["TASKS", "Outputs", "Task"]

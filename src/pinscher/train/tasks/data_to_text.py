@@ -1,0 +1,300 @@
+"""Tasks that put facts into words: E2E, DART, WebNLG, and a user's own pairs of source and target.
+
+A decoder reads  source, separator  and writes  target, end:
+
+    name : The Eagle | eatType : pub <bos> The Eagle is a pub. <eos>
+
+Rows are grouped: one for each distinct source, with all its references. Training sees one example for each reference;
+the test sees each source once. Settings follow PST's script (beam 10, length penalty 0.8, no 4-gram twice).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
+
+from pinscher.errors import InputError
+from pinscher.prune.sites import evaluating
+from pinscher.train import metrics
+from pinscher.train.batches import IGNORED
+from pinscher.train.tasks.task import Outputs, Task, add, write_lines
+
+SOURCE, REFERENCES = "source", "references"  # the columns of grouped rows
+VARIANTS = {"meaning_representation": "mr", "human_reference": "ref"}  # as E2E's own files have it
+
+
+def of_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value.strip()
+
+
+def of_fields(value: Any) -> str:
+    """`name[The Eagle], eatType[pub]` as `name : The Eagle | eatType : pub`.
+
+    A value may hold anything, commas and bars too, and stays as it is; only its brackets must come in pairs.
+    """
+    text = of_text(value)
+    fields: list[tuple[str, str]] = []
+    depth, start, key = 0, 0, ""
+    for at, sign in enumerate(text):
+        if sign == "[":
+            if depth == 0:
+                key, start = text[start:at].removeprefix("," if fields else "").strip(), at + 1
+            depth += 1
+        elif sign == "]":
+            depth -= 1
+            if depth == 0:
+                fields.append((key, text[start:at].strip()))
+                start = at + 1
+    if depth or not fields or start < len(text) or any(not key or set(key) & set("[],") for key, _ in fields):
+        raise ValueError(f"{text[:80]!r} is not of the form 'name[The Eagle], eatType[pub]'")
+    return " | ".join(f"{key} : {value}".rstrip() for key, value in fields)
+
+
+def of_triples(value: Any) -> str:
+    """Triples as `s : p : o | s : p : o`, from lists [s, p, o] (DART) or texts "s | p | o" (WebNLG)."""
+    return " | ".join(" : ".join(part.strip() for part in triple) for triple in _triples(value))
+
+
+def _triples(value: Any) -> Iterator[Sequence[str]]:
+    if isinstance(value, dict):  # {"mtriple_set": [[…]]}, or {"subject": s, "property": p, "object": o}
+        value = list(value.values())
+    if _is_triple(value):
+        yield value.split(" | ", 2)  # further bars belong to the object
+    elif not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a triple 's | p | o'")
+    elif len(value) == 3 and all(isinstance(part, str) for part in value) and not all(map(_is_triple, value)):
+        yield value
+    else:
+        for each in value:
+            yield from _triples(each)
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, str) and value.count(" | ") >= 2
+
+
+def _texts(value: Any) -> list[str]:
+    """References in any shape: a text, a list, or {"text": …} (DART, WebNLG). None is none: DART's test has one."""
+    if isinstance(value, dict):
+        return _texts(value.get("text"))
+    if isinstance(value, list):
+        return [text for each in value for text in _texts(each)]
+    return [] if value is None else [of_text(value)]
+
+
+LINEAR: dict[str, Callable[[Any], str]] = {"plain": of_text, "e2e": of_fields, "triples": of_triples}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Task):
+    """Says in words what a source holds.
+
+    Source and target share max_length tokens. What the target needs at generation (max_new_tokens) is kept free, so a
+    source that is too long loses its end, in training and test alike. A target may fill all that its source leaves; one
+    that is longer loses its end and its <eos>, so that nobody learns to stop in mid-sentence. A warning counts both.
+
+    Args:
+        source_column: what is to be said.
+        target_column: how people said it: one text a row, or several.
+        style: what the source looks like and how answers are scored: plain, e2e or triples.
+        beams: hypotheses that beam search keeps.
+        length_penalty: above 0 favours long texts.
+        no_repeat_ngram: a text never says so many tokens twice; 0: it may.
+        max_new_tokens: tokens an answer may have.
+        bleurt: folder of a BLEURT checkpoint; none: no BLEURT.
+    """
+
+    main: str = "bleu"
+    test_splits: tuple[str, ...] = ("test",)
+    max_length: int = 512
+    source_column: str = SOURCE
+    target_column: str = "target"
+    style: Literal["plain", "e2e", "triples"] = "plain"
+    beams: int = 10
+    length_penalty: float = 0.8
+    no_repeat_ngram: int = 4
+    max_new_tokens: int = 64
+    bleurt: str | None = None
+
+    kind: ClassVar[str] = "causal-lm"
+    architecture: ClassVar[str] = "AutoModelForCausalLM"
+    judged_by_loss: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.source_column, self.target_column)
+
+    def _is_grouped(self, rows: Dataset) -> bool:
+        return set(rows.column_names) == {SOURCE, REFERENCES} != set(self.columns)
+
+    def check(self, rows: Dataset, where: str) -> None:
+        if not self._is_grouped(rows):
+            super().check(rows, where)
+
+    def normalized(self, rows: Dataset) -> Dataset:
+        """One row for each distinct source, linearised, with all its references, in the order they first appear.
+
+        Rows without the columns stay as they are (`check` names what is missing); bad rows raise InputError.
+        """
+        old = {VARIANTS[name]: name for name in self.columns if name in VARIANTS and name not in rows.column_names}
+        rows = rows.rename_columns({name: new for name, new in old.items() if name in rows.column_names})
+        if self._is_grouped(rows) or not set(self.columns) <= set(rows.column_names) or len(rows) == 0:
+            return rows
+        groups: dict[str, tuple[int, list[str]]] = {}  # source: its first row, its references
+        for number, (facts, said) in enumerate(zip(*(rows.with_format(None)[c] for c in self.columns), strict=True), 1):
+            try:
+                source, texts = LINEAR[self.style](facts), _texts(said)
+            except ValueError as error:
+                raise InputError(f"row {number}: {error}.") from None
+            if not source or said is None or not all(texts):
+                empty = self.target_column if source else self.source_column
+                raise InputError(f"row {number} has nothing in column {empty!r}.")
+            groups.setdefault(source, (number, []))[1].extend(texts)
+        for number, texts in groups.values():  # only now: another row may have had what this one lacks
+            if not texts:
+                raise InputError(f"row {number} has no text in column {self.target_column!r}.")
+        return Dataset.from_dict({SOURCE: list(groups), REFERENCES: [texts for _, texts in groups.values()]})
+
+    def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
+        """Examples with labels, one for each reference; or, where training is False, one prompt for each row."""
+        front, separator, end = _marks(tokenizer)
+        room = self.max_length - self.max_new_tokens - len(front) - 1
+        if room < 1:
+            raise InputError(f"max_length {self.max_length} is too little: {self.max_new_tokens} new tokens need more.")
+        sources = tokenizer(list(rows[SOURCE]), add_special_tokens=False)["input_ids"]
+        prompts = [[*front, *source[:room], separator] for source in sources]
+        _warn_of_cut("sources", [len(source) > room for source in sources])
+        if not training:
+            return Dataset.from_dict({"input_ids": prompts, "row": list(range(len(rows)))})
+        pairs = [(row, text) for row, texts in enumerate(rows[REFERENCES]) for text in texts]
+        targets = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
+        prompts = [prompts[row] for row, _ in pairs]
+        both = [(p, [*target, end][: self.max_length - len(p)]) for p, target in zip(prompts, targets, strict=True)]
+        _warn_of_cut("targets", [said[-1] != end for _, said in both])
+        columns = {
+            "input_ids": [prompt + said for prompt, said in both],
+            "attention_mask": [[1] * len(prompt + said) for prompt, said in both],
+            "labels": [[IGNORED] * len(prompt) + said for prompt, said in both],
+        }
+        return Dataset.from_dict({**columns, "row": [row for row, _ in pairs]})
+
+    def collator(self, tokenizer: Any) -> Any:
+        return Padding(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+    def generate(self, model: Any, tokenizer: Any, features: Dataset, batch_size: int) -> list[str]:
+        """What the model says to each prompt, in the order of the features. Leaves the model as it was."""
+        prompts = [list(ids) for ids in features["input_ids"]]
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the dearest batch first
+        need = len(prompts[order[0]]) + self.max_new_tokens
+        places = getattr(model.config, "max_position_embeddings", None)
+        if places is not None and need > places:
+            raise InputError(f"prompt and answer take {need} tokens, the model only {places}: lower max_length.")
+        collate = self.collator(tokenizer)
+        search: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "use_cache": True}
+        if self.beams > 1:
+            search |= {"num_beams": self.beams, "length_penalty": self.length_penalty, "early_stopping": True}
+        search |= {"pad_token_id": collate.pad, "eos_token_id": tokenizer.eos_token_id}
+        settings = GenerationConfig(**search)  # type: ignore[no-untyped-call]
+        said = [""] * len(prompts)
+        own = model.generation_config
+        model.generation_config = settings  # else what ours leaves open would come from the checkpoint's
+        try:
+            with evaluating(model), torch.no_grad():
+                for start in range(0, len(order), batch_size):
+                    some = order[start : start + batch_size]
+                    batch = collate([{"input_ids": prompts[i]} for i in some])
+                    width = batch["input_ids"].shape[1]
+                    tokens = model.generate(
+                        **{name: value.to(model.device) for name, value in batch.items()},
+                        generation_config=settings,
+                        logits_processor=[NoRepeat(self.no_repeat_ngram, width)] if self.no_repeat_ngram else [],
+                    )
+                    for i, ids in zip(some, tokens[:, width:], strict=True):
+                        text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                        said[i] = text.strip()
+        finally:
+            model.generation_config = own
+        return said
+
+    def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
+        raise NotImplementedError("texts do not come from one pass's logits: call generate()")
+
+    def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
+        said, references = list(answers), list(rows[REFERENCES])
+        if self.style == "e2e":
+            return metrics.e2e_scores(said, references)
+        if self.style == "triples":
+            return metrics.triples_scores(said, references, self.bleurt)
+        return {"bleu": metrics.bleu(said, references, lowercase=False), **metrics.rouge(said, references)}
+
+    def write(self, answers: Sequence[Any], rows: Dataset, folder: Path, split: str) -> Path:
+        return write_lines(folder / f"predictions_{split}.txt", [" ".join(text.splitlines()) for text in answers])
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A batch as long as its longest example: filled up on the right to train, on the left to go on writing."""
+
+    pad: int
+
+    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        side = "right" if "labels" in features[0] else "left"
+
+        def padded(values: list[Any], fill: int) -> Tensor:
+            return pad_sequence([torch.as_tensor(v) for v in values], True, fill, side)
+
+        ids = [feature["input_ids"] for feature in features]
+        batch = {"input_ids": padded(ids, self.pad), "attention_mask": padded([[1] * len(i) for i in ids], 0)}
+        if "labels" in features[0]:
+            batch["labels"] = padded([feature["labels"] for feature in features], IGNORED)
+        return batch
+
+
+class NoRepeat(NoRepeatNGramLogitsProcessor):
+    """Bans the n-grams that a text has had already. As in PST's script, those of the prompt do not count.
+
+    They do in transformers' own setting: then no name of four tokens could be copied from the source, and where the
+    separator is also the padding (GPT-2), a text would depend on how far its prompt is padded.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__(size)
+        self.width = width
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return super().__call__(input_ids[:, self.width :], scores)
+
+
+def _marks(tokenizer: Any) -> tuple[list[int], int, int]:
+    """What stands before a source, between source and target, and after a target."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if eos is None:
+        raise InputError("the tokenizer has no end token (eos_token): a text could not end.")
+    front = tokenizer("")["input_ids"][:1]
+    return (front if front == [bos] else []), (eos if bos is None else bos), eos
+
+
+def _warn_of_cut(what: str, cut: list[bool]) -> None:
+    if any(cut):
+        warnings.warn(f"{sum(cut)} of {len(cut)} {what} do not fit max_length and lose their end", stacklevel=3)
+
+
+def _known(name: str, style: Literal["e2e", "triples"], source: str, target: str, *hub: str) -> None:
+    add(Text(name=name, style=style, source_column=source, target_column=target, hub=hub))
+
+
+_known("e2e", "e2e", "meaning_representation", "human_reference", "tuetschek/e2e_nlg")
+_known("dart", "triples", "tripleset", "annotations", "Yale-LILY/dart")
+_known("webnlg", "triples", "modified_triple_sets", "lex", "webnlg-challenge/web_nlg", "webnlg_challenge_2017")
+add(Text(name="text"))

@@ -1,0 +1,377 @@
+"""The Hugging Face hosts: PinsTrainer, a Trainer that prunes, and PruningCallback, which adds pruning to any Trainer.
+
+PinsTrainer adds what a callback cannot reach: the teacher's term in the loss, learned masks in the optimiser, micro-
+batches weighed by what they count, checkpoints that are whole or not there, without pickle and with everything that a
+resumed run needs to end bit-identical.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+
+from pinscher import checkpoint
+from pinscher.errors import InputError
+from pinscher.prune import Pruner, PruningConfig, Teacher
+from pinscher.prune.gates import Gated
+from pinscher.train import randomness
+from pinscher.train.batches import EpochSampler, counted, kind_of
+
+SELECTIONS = ("final", "best")
+
+
+class PinsTrainer(Trainer):
+    """A Trainer whose model is pruned while it trains and regularised by its own best checkpoint.
+
+    Args:
+        pruning: what to prune and how far; None trains densely. `total_steps` may be left out.
+        objective: "self-regularization", "knowledge-distillation" (with `teacher`) or "empirical-risk".
+        teacher: the densely fine-tuned model of knowledge distillation.
+        kind: what the outputs are, where the model's class does not say it (see `Teacher`).
+        mix, temperature: how the teacher's term is made (see `Teacher`).
+        validate: gives the validation scores of a model, instead of the Trainer's loop over `eval_dataset`.
+        select: "final" ends with the last weights (paper), "best" with those that scored best on the validation set
+            among those at the target sparsity; never with earlier, denser ones.
+
+    All other arguments are the Trainer's. The validation score that chooses teacher and best model is
+    `args.metric_for_best_model`, by default the loss.
+    """
+
+    # compute_loss weighs every micro-batch by what it counts; the stock Trainer's gradient is too large by the number
+    # of accumulation steps for most heads.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *args: Any,
+        pruning: PruningConfig | None = None,
+        objective: str = "self-regularization",
+        teacher: nn.Module | None = None,
+        kind: str | None = None,
+        mix: str = "sum",
+        temperature: float | None = None,
+        validate: Callable[[nn.Module], dict[str, float]] | None = None,
+        select: str = "final",
+        **kwargs: Any,
+    ) -> None:
+        if validate is not None:  # the Trainer insists on a data set if it is to evaluate
+            kwargs.setdefault("eval_dataset", kwargs.get("train_dataset"))
+        super().__init__(*args, **kwargs)
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise InputError(
+                "PinsTrainer works on one process or with DDP: not under DeepSpeed, and not yet under FSDP."
+            )
+        if self.args.load_best_model_at_end:
+            raise InputError(
+                'load_best_model_at_end would bring back an early, denser model. Use PinsTrainer(select="best"), which '
+                "picks among the models at the target sparsity."
+            )
+        if select not in SELECTIONS:
+            raise InputError(f"select must be one of {', '.join(SELECTIONS)}, not {select!r}.")
+        assert isinstance(self.model, nn.Module)
+        self.student: nn.Module = self.model
+        self.pruning, self.select, self.validate = pruning, select, validate
+        self.kind = kind or kind_of(self.model)
+        self._make_teacher: Callable[[], Teacher] = lambda: Teacher(
+            self.student,
+            objective,
+            fixed=None if teacher is None else teacher.to(self.args.device),
+            kind=self.kind,
+            mix=mix,
+            temperature=temperature,
+            greater_is_better=bool(self.args.greater_is_better),
+        )
+        self.pruner: Pruner | None = None
+        self.teacher: Teacher | None = None
+        self.best: float | None = None  # the best validation score at the target sparsity
+        self._terms: dict[str, list[float]] = {"loss_er": [], "loss_sr": []}
+        self._sampler: EpochSampler | None = None
+        self.add_callback(_Epochs(self))
+
+    # ------------------------------------------------------------ data order
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        if rows is None or not hasattr(rows, "__len__"):
+            return super()._get_train_sampler(train_dataset)
+        lengths = None
+        if self.args.train_sampling_strategy == "group_by_length":
+            lengths = [len(ids) for ids in rows["input_ids"]]
+        group = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self._sampler = EpochSampler(len(rows), seed, lengths, group)
+        return self._sampler
+
+    # ------------------------------------------------------------ loss
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        total = torch.tensor(sum(counted(batch, self.kind or "") for batch in batches), device=device)
+        if self.args.world_size > 1:  # DDP takes the mean over processes, whose batches need not count the same
+            total = self.accelerator.reduce(total, "sum") / self.args.world_size
+        return batches, total
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        # A copy: label smoothing takes the labels out. Without num_items the loss is the micro-batch's mean.
+        loss, outputs = super().compute_loss(model, dict(inputs), return_outputs=True)
+        if model.training:
+            self._terms["loss_er"].append(float(loss.detach()))
+            if self.teacher is not None and self.teacher.ready:
+                term = self.teacher.loss(inputs, outputs)
+                self._terms["loss_sr"].append(float(term.detach()))
+                loss = loss + term
+        if num_items_in_batch is not None:
+            loss = loss * (counted(inputs, self.kind or "") / num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            for name, values in self._terms.items():
+                if values:
+                    logs[name] = sum(values) / len(values)
+                values.clear()
+            if self.pruner is not None:
+                logs |= {
+                    name: value for name, value in self.pruner.stats().items() if name != "step" and value is not None
+                }
+        super().log(logs, *args, **kwargs)
+
+    # ------------------------------------------------------------ the run
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The Trainer's optimiser, with the learned masks in a group of their own, and the pruner attached."""
+        if self.pruner is None and self.pruning is not None:
+            steps = self.state.max_steps
+            if self.pruning.total_steps not in (None, steps):
+                raise InputError(
+                    f"the schedule is made for {self.pruning.total_steps} steps but this run has {steps}: leave "
+                    "total_steps out of the PruningConfig, or set max_steps."
+                )
+            self.pruner = Pruner(self.student, dataclasses.replace(self.pruning, total_steps=steps))
+        if self.teacher is None:
+            self.teacher = self._make_teacher()
+        mine = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if self.pruner is not None and not self.pruner.finished:
+            if mine:
+                gates = self.pruner.param_groups(gates_only=True)
+                known = {id(p) for group in gates for p in group["params"]}
+                for group in optimizer.param_groups:
+                    group["params"] = [p for p in group["params"] if id(p) not in known]
+                for group in gates:
+                    optimizer.add_param_group(group)
+            self.pruner.detach()
+            self.pruner.attach(optimizer)
+        return optimizer
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains; ends with an ordinary model with exact zeros unless the run was interrupted."""
+        if self.pruner is not None and self.pruner.finished:
+            raise InputError("this model is pruned to the end: make a new PinsTrainer to prune it further.")
+        starting = self.args.eval_on_start
+        self.args.eval_on_start = starting and not resume_from_checkpoint  # a resumed run knows its teacher
+        try:
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = starting
+        if self.state.global_step >= self.state.max_steps:
+            if self.pruner is not None:
+                self.pruner.finish()
+            if self.select == "best" and self.best is not None:
+                self.accelerator.wait_for_everyone()
+                self._load_weights(self._best_folder)
+        return output
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = super().evaluate(*args, **kwargs) if self.validate is None else self._validated(self.validate)
+        if self.is_in_train:
+            self._consider(metrics)
+        return metrics
+
+    def _validated(self, validate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+        scores = [{f"eval_{name}": value for name, value in validate(self.student).items()}]
+        if self.args.world_size > 1:  # one opinion, or processes would choose different teachers
+            broadcast_object_list(scores)
+        self.log(scores[0])
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores[0])
+        return scores[0]
+
+    def _consider(self, metrics: dict[str, float]) -> None:
+        """Shows the student's validation score to the teacher and to the selection of the best model."""
+        name = (self.args.metric_for_best_model or "loss").removeprefix("eval_")
+        score = metrics.get(f"eval_{name}")
+        if score is None:
+            return
+        if self.teacher is not None and self.teacher.consider(score):
+            self.log({"teacher_score": score, "teacher_changes": self.teacher.changes})
+        if (
+            self.select == "best"
+            and self._at_target()
+            and (self.best is None or (score > self.best if self.args.greater_is_better else score < self.best))
+        ):
+            self.best = score
+            if self.args.should_save:
+                with checkpoint.whole(self._best_folder) as fresh:
+                    self._save(str(fresh))
+
+    def _at_target(self) -> bool:
+        """Whether the weights have the zeros that were asked for, now."""
+        if self.pruner is None:
+            return True
+        zeros = sum(site.zeros() for site in self.pruner.sites)
+        return zeros >= self.pruner.total - round(self.pruner.schedule.final * self.pruner.total)
+
+    @property
+    def _best_folder(self) -> Path:
+        return Path(str(self.args.output_dir)) / "best"
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """An ordinary model folder, whatever the method, and nothing pickled."""
+        folder = output_dir or str(self.args.output_dir)
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        if state_dict is None:
+            state_dict = model.state_dict() if self.pruner is None else self.pruner.model_state_dict()
+        model.save_pretrained(folder, state_dict=state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run = Path(self._get_output_dir(trial=trial))
+        folder = run / f"checkpoint-{self.state.global_step}"
+        rng = randomness.gathered(self.accelerator)
+        if self.args.should_save:
+            self.store_flos()
+            assert self.optimizer is not None
+            assert self.lr_scheduler is not None
+            with checkpoint.whole(folder) as fresh:
+                self._save(str(fresh))
+                self.state.save_to_json(str(fresh / TRAINER_STATE_NAME))
+                checkpoint.write(
+                    fresh,
+                    optimizer=self.optimizer.state_dict(),
+                    scheduler=self.lr_scheduler.state_dict(),
+                    pruner=None if self.pruner is None else self.pruner.state_dict(),
+                    teacher=None if self.teacher is None else self.teacher.state_dict(),
+                    best=self.best,
+                    rng=rng,
+                )
+            self._rotate(run)
+
+    def _rotate(self, run: Path) -> None:
+        steps = sorted(int(folder.name.removeprefix("checkpoint-")) for folder in run.glob("checkpoint-*"))
+        for step in steps[: -self.args.save_total_limit] if self.args.save_total_limit else []:
+            shutil.rmtree(run / f"checkpoint-{step}", ignore_errors=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Nothing yet: weights are restored once pruner and optimiser stand on the model as it was at the start."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is None:
+            return
+        self._load_weights(Path(checkpoint_folder))
+        state = checkpoint.load(checkpoint_folder)
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.lr_scheduler.load_state_dict(state["scheduler"])
+        if self.pruner is not None:
+            self.pruner.load_state_dict(state["pruner"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
+        self.best = state["best"]
+
+    def _load_weights(self, folder: Path) -> None:
+        """Loads an ordinary model's weights into the model as it stands; gated ones are the pruner's to restore."""
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        saved: dict[str, torch.Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            if file.name != checkpoint.TENSORS:
+                saved |= load_file(file)
+        here = model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, tensor in saved.items():
+                if name in here:
+                    here[name].copy_(tensor)
+        loaded = {id(here[name]) for name in saved if name in here}  # tied weights are saved once
+        missing = [n for n, t in here.items() if id(t) not in loaded and ".parametrizations." not in n]
+        if missing:
+            raise InputError(f"the checkpoint in {folder} has no {missing[0]}: it is another model's.")
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is not None:
+            randomness.restore(checkpoint.load(checkpoint_folder)["rng"], self.args.process_index)
+
+    def _load_scaler(self, checkpoint_folder: str | None) -> None:
+        """bf16 needs no scaler, and fp16 is not offered."""
+
+
+class _Epochs(TrainerCallback):
+    """Tells the sampler which epoch it is: wrapped loaders do not always pass it on."""
+
+    def __init__(self, trainer: PinsTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer._sampler is not None:
+            self.trainer._sampler.set_epoch(int(state.epoch or 0))
+
+
+class PruningCallback(TrainerCallback):
+    """Adds pruning to any Trainer, without a teacher: a callback cannot add a term to the loss (use PinsTrainer).
+
+    Args:
+        config: what to prune and how far; `total_steps` may be left out.
+
+    Its state is saved in each checkpoint's folder, and found again when the Trainer resumes.
+    """
+
+    def __init__(self, config: PruningConfig) -> None:
+        if isinstance(config.make_criterion(), Gated):
+            raise InputError(
+                f"method {config.method!r} learns its masks, so they must be in the optimiser before the Trainer makes "
+                "it: use PinsTrainer instead of PruningCallback."
+            )
+        self.config = config
+        self.pruner: Pruner | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if args.load_best_model_at_end:
+            raise InputError("load_best_model_at_end would bring back an early, denser model: switch it off.")
+        model = getattr(model, "module", model)
+        self.pruner = Pruner(model, dataclasses.replace(self.config, total_steps=state.max_steps))
+        if state.global_step > 0:
+            folder = self._folder(args, state)
+            if not checkpoint.exists(folder):
+                raise InputError(f"cannot resume pruning: {folder} is missing. Resume from a checkpoint in output_dir.")
+            self.pruner.load_state_dict(checkpoint.load(folder)["pruner"])
+        self.pruner.attach(kwargs["optimizer"])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.pruner is not None and logs is not None and "loss" in logs:
+            logs["density"] = self.pruner.stats()["density"]
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.pruner is not None and state.is_world_process_zero:
+            checkpoint.save(self._folder(args, state), pruner=self.pruner.state_dict())
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.pruner is not None and state.global_step >= state.max_steps:
+            self.pruner.finish()
+
+    @staticmethod
+    def _folder(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "pruner"
