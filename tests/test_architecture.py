@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "prune": set(),
     "checkpoint": set(),
     "train": {"prune", "checkpoint", "errors"},
-    "store": set(),
+    "store": {"errors"},
     "runtime": {"store"},
     "report": set(),
 }

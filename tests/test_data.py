@@ -362,14 +362,6 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         sentence(error, tmp_path / "x.csv")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read anything")
-def test_a_locked_file(tmp_path):
-    path = write(tmp_path / "x.csv", "a\n1\n")
-    path.chmod(0)
-    with pytest.raises(InputError, match="permission denied"):
-        formats.read(path)
-
-
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 NAME = st.text(string.ascii_letters, min_size=2, max_size=6)
 TABLES = st.lists(NAME, min_size=1, max_size=4, unique=True).flatmap(

@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 console, complaints = Console(), Console(stderr=True)
 DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only disk"}
+BOLD = 0.95  # a sparsity that few models survive
 DEMO = {"baseline": True, "epochs": 2.0, "output": "runs/demo"}  # what `pinscher prune` without arguments adds
 
 
@@ -103,6 +104,8 @@ def prune(
     else:
         settings = _settings(config, given)
     screen = _screen()
+    if settings.target_size is not None and resume is None:
+        settings = _sized(settings, screen)
     if dry_run:
         showing.plan(screen, settings)
         return
@@ -110,7 +113,49 @@ def prune(
     if result.status != "finished":
         screen.print(f"stopped at step {result.steps:,}. Continue with: pinscher prune --resume {settings.folder}")
         raise SystemExit(130)
+    if settings.target_size is not None:
+        _export_small(result.folder, settings.eval_batch_size, screen)
     showing.result(screen, result)
+
+
+def _sized(settings: RunConfig, screen: Console) -> RunConfig:
+    """The same run with the sparsity that makes the small file fit."""
+    from pinscher.prune import find_sites
+    from pinscher.store import budget
+    from pinscher.train import models, plan
+
+    size = budget.parse(str(settings.target_size))
+    made = plan.make(settings)
+    model = models.load_model(settings.model, made.task, made.labels, made.tokenizer, settings.new_head)
+    patterns = tuple(settings.target_modules) or None, tuple(settings.exclude_modules) or None
+    prunable = {f"{site.name}.{site.parameter}" for site in find_sites(model, *patterns)}
+    sparsity = budget.sparsity_for(size, model.state_dict(), prunable)
+    doubt = ": expect much of the quality to go with it" if sparsity > BOLD else ""
+    screen.print(f"{settings.target_size} needs a sparsity of {sparsity:.1%}{doubt}", highlight=False)
+    return dataclasses.replace(settings, sparsity=sparsity)
+
+
+def _export_small(folder: Path, batch_size: int, screen: Console) -> None:
+    """Writes the small file beside the model, and says how large and how good it is."""
+    from safetensors.torch import load_file
+
+    from pinscher.store import small
+    from pinscher.train import scoring
+
+    state = {
+        name: tensor
+        for path in sorted((folder / "model").glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+    path = small.write(state, folder / "export")
+    found = scoring.score(
+        str(folder), {}, batch_size=batch_size, output=str(folder / "export"), weights=small.read(folder / "export")
+    )
+    screen.print(
+        f"\n{path}: {path.stat().st_size / 1e6:.1f} MB in INT8, {found.main} {found.scores[found.main]:.2f} (test)",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _settings(path: str | None, given: dict[str, Any]) -> RunConfig:
@@ -123,6 +168,8 @@ def _settings(path: str | None, given: dict[str, Any]) -> RunConfig:
     read = RunConfig.settings_of(path) if path is not None else {}
     recipe = given.get("recipe") or read.get("recipe")
     told = {**(table.settings(recipe) if recipe else {}), **read, **given}
+    if "target_size" in told and "sparsity" in {**read, **given}:
+        raise InputError("give either --sparsity or --target-size.")
     if not {"model", "task"} & set(told):
         told = {**DEMO, **told}
     return RunConfig.from_dict(told, str(path or "the command"))

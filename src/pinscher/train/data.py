@@ -122,7 +122,7 @@ def load(
     if train is not None and found.train is not None:
         where = found.train[1]
         if not tests:
-            train, tests["test"] = _cut(train, _order(len(train), seed), TEST_FRACTION, where, "test")
+            train, tests["test"] = _cut(train, _order(len(train), TEST_SEED), TEST_FRACTION, where, "test")
             notes.append(f"There are no test rows: {len(tests['test'])} of the rows of {where} were split off as test.")
         order = _order(len(train), seed)[:rows]
         if len(order) < len(train):

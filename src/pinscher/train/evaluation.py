@@ -34,16 +34,21 @@ def evaluate(
 
 
 def answer(
-    model: Any, task: Task, tokenizer: Any, rows: Dataset, labels: Sequence[str], batch_size: int = 64
+    model: Any,
+    task: Task,
+    tokenizer: Any,
+    rows: Dataset,
+    labels: Sequence[str],
+    batch_size: int = 64,
+    features: Dataset | None = None,
 ) -> list[Any]:
-    """What the model says to each row."""
-    features = task.features(rows, tokenizer, labels, training=False)
+    """What the model says to each row; the rows' features need not be made anew each time."""
+    features = task.features(rows, tokenizer, labels, training=False) if features is None else features
     if hasattr(task, "generate"):
         said: list[Any] = task.generate(model, tokenizer, features, batch_size)
         return said
-    return task.answers(
-        outputs_of(model, features, task.collator(tokenizer), batch_size, task.kind), features, rows, labels
-    )
+    outputs = outputs_of(model, features, task.collator(tokenizer), batch_size, task.kind)
+    return task.answers(outputs, features, rows, labels)
 
 
 def outputs_of(model: Any, features: Dataset, collate: Any, batch_size: int, kind: str) -> Outputs:
@@ -81,4 +86,4 @@ def mean_loss(model: Any, features: Dataset, task: Task, tokenizer: Any, batch_s
 def unlabelled(task: Task, rows: Dataset) -> bool:
     """Whether the benchmark keeps these rows' labels to itself."""
     column = getattr(task, "label_column", None)
-    return column in rows.column_names and all(value == -1 for value in rows[column])
+    return column in rows.column_names and all(value == -1 for value in rows[column][:])

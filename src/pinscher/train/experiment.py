@@ -141,10 +141,10 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
     def validate(model: Any) -> dict[str, float]:
         if task.judged_by_loss:
             return {"loss": mean_loss(model, features, task, plan.tokenizer, config.eval_batch_size)}
-        said = answer(model, task, plan.tokenizer, validation, plan.labels, config.eval_batch_size)
+        said = answer(model, task, plan.tokenizer, validation, plan.labels, config.eval_batch_size, features)
         return task.scores(said, validation)
 
-    features = task.features(validation, plan.tokenizer, plan.labels, training=True) if task.judged_by_loss else None
+    features = task.features(validation, plan.tokenizer, plan.labels, training=task.judged_by_loss)
     trainer = PinsTrainer(
         model=model,
         args=_arguments(plan, folder),
@@ -204,7 +204,7 @@ def _arguments(plan: Plan, folder: Path) -> TrainingArguments:
 
 
 def _title(config: RunConfig) -> str:
-    return "dense" if config.is_dense else f"{config.method} {config.sparsity:.0%}"
+    return "dense" if config.is_dense else f"{config.method} {100 * config.sparsity:g} %"
 
 
 def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:

@@ -104,7 +104,7 @@ def entities(said: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> di
     seqeval's default mode, which follows conlleval: an entity counts when type, start and end agree, and an I- tag
     with nothing of its type before it starts one. What has no entities to divide by is 0.
     """
-    from seqeval.metrics import accuracy_score, precision_recall_fscore_support
+    from seqeval.metrics.sequence_labeling import accuracy_score, precision_recall_fscore_support
 
     _check_lengths(said, true)
     for place, (found, gold) in enumerate(zip(said, true, strict=True)):

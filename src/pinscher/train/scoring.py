@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
 from datasets import Dataset
+from torch import Tensor
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
@@ -21,7 +22,10 @@ from pinscher.train.plan import evaluating_device, fitted, task_of
 from pinscher.train.tasks import Task
 
 # What a run's own configuration says of its test set.
-INHERITED = ("task", "data", "test_file", "text_column", "label_column", "max_length", "stride", "beams", "bleurt")
+INHERITED = (
+    *("task", "data", "test_file", "test_rows", "text_column", "label_column"),
+    *("max_length", "stride", "beams", "bleurt"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def score(
     split: str | None = None,
     batch_size: int = 64,
     output: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Scored:
     """Answers the test set with a checkpoint and scores the answers.
 
@@ -53,6 +58,7 @@ def score(
         settings: fields of RunConfig: task, data, columns, lengths.
         split: a split to answer instead of the task's test set; it may be without labels.
         batch_size: examples in a batch.
+        weights: replace the checkpoint's own.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
     """
     run = Path(model) if (Path(model) / "config.yaml").exists() else None
@@ -77,6 +83,8 @@ def score(
     }
     labels = _labels(model, task, next(iter(tests.values())))
     loaded = models.load_model(model, task, labels, tokenizer).to(evaluating_device())
+    if weights is not None:
+        loaded.load_state_dict(weights, strict=False)
     found = evaluate(loaded, task, tokenizer, tests, labels, batch_size)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
     files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())

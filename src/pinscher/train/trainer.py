@@ -106,7 +106,8 @@ class PinsTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
-            lengths = [len(ids) for ids in rows["input_ids"]]
+            table = rows["input_ids"][:] if hasattr(rows, "column_names") else [row["input_ids"] for row in rows]
+            lengths = [len(ids) for ids in table]
         group = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self._sampler = EpochSampler(len(rows), seed, lengths, group)

@@ -60,7 +60,7 @@ class Sentences(Task):
         if not 1 <= len(self.text_columns) <= 2:
             raise InputError(f"task {self.name!r} takes one or two text columns, not {len(self.text_columns)}.")
         for column in self.columns:
-            values = rows.with_format(None)[column]
+            values = rows[column][:]
             empty = next((i for i, value in enumerate(values) if value is None), None)
             if empty is not None:
                 raise InputError(f"{where}: row {empty + 1} has nothing in column {column!r}.")
@@ -73,7 +73,7 @@ class Sentences(Task):
         feature = rows.features[self.label_column]
         if isinstance(feature, ClassLabel):
             return tuple(feature.names)
-        found = set(rows[self.label_column])
+        found = set(rows[self.label_column][:])
         if any(isinstance(value, float) and not value.is_integer() for value in found):
             raise InputError(f"column {self.label_column!r} holds fractions, not classes. Use --task regression.")
         if len(found) < 2:
@@ -84,7 +84,7 @@ class Sentences(Task):
 
     def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
         encoded = tokenizer(
-            *(list(rows[column]) for column in self.text_columns), truncation=True, max_length=self.max_length
+            *(rows[column][:] for column in self.text_columns), truncation=True, max_length=self.max_length
         )
         columns = {name: encoded[name] for name in encoded if name in tokenizer.model_input_names}
         columns["labels"] = self.targets(rows, labels)
@@ -104,7 +104,7 @@ class Sentences(Task):
 
     def _given(self, rows: Dataset, labels: Sequence[str]) -> list[str]:
         """Each row's label as a name."""
-        feature, values = rows.features[self.label_column], rows[self.label_column]
+        feature, values = rows.features[self.label_column], rows[self.label_column][:]
         named = tuple(feature.names) if isinstance(feature, ClassLabel) else self.names
         if not named:
             return [_name(value) for value in values]
@@ -150,7 +150,7 @@ class Regression(Sentences):
 
     def check(self, rows: Dataset, where: str) -> None:
         super().check(rows, where)
-        for i, value in enumerate(rows[self.label_column]):
+        for i, value in enumerate(rows[self.label_column][:]):
             try:
                 good = np.isfinite(float(value))
             except (TypeError, ValueError):
@@ -162,7 +162,7 @@ class Regression(Sentences):
         return ()
 
     def targets(self, rows: Dataset, labels: Sequence[str]) -> list[Any]:
-        return [float(value) for value in rows[self.label_column]]
+        return [float(value) for value in rows[self.label_column][:]]
 
     def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
         return [float(logits.reshape(-1)[0]) for (logits,) in outputs]
