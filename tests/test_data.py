@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pinscher.errors import InputError
-from pinscher.train import data, formats
+from pinscher.train import data, formats, hub
 from pinscher.train.data import Source, load
 from pinscher.train.tasks import TASKS
 from pinscher.train.tasks.task import Task
@@ -766,7 +766,7 @@ def test_any_seed_gives_an_order(count, seed):
 def test_the_hub_is_asked_once_and_splits_come_by_name(monkeypatch):
     asked = []
     splits = DatasetDict(train=Dataset.from_list(table(20)), validation=Dataset.from_list(table(5, 50)))
-    monkeypatch.setattr(data, "_is_reachable", lambda: True)
+    monkeypatch.setattr(hub, "_is_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", lambda *hub: asked.append(hub) or splits)
     task = Tiny(hub=("org/set", "part"))
     found = load(task, Source())
@@ -779,7 +779,7 @@ def test_the_hub_is_asked_once_and_splits_come_by_name(monkeypatch):
 
 
 def test_a_hub_out_of_reach_is_one_sentence_soon(monkeypatch):
-    monkeypatch.setattr(data, "_is_reachable", lambda: False)
+    monkeypatch.setattr(hub, "_is_reachable", lambda: False)
     start = time.monotonic()
     with pytest.raises(
         InputError, match=r"could not be reached \(no network\?\)\. Give the files with --data DIR"
@@ -788,7 +788,7 @@ def test_a_hub_out_of_reach_is_one_sentence_soon(monkeypatch):
     assert time.monotonic() - start < 10
     assert "ConnectionError: Couldn't reach 'pinscher-nobody/no-such-set'" in str(error.value)
     assert "\n" not in str(error.value)
-    assert not data.constants.HF_HUB_OFFLINE
+    assert not hub.constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
 
 
@@ -796,7 +796,7 @@ def test_any_failure_of_the_hub_keeps_its_first_line(monkeypatch):
     def refuse(*_):
         raise RuntimeError("Dataset scripts are no longer supported.\nmore\nlines")
 
-    monkeypatch.setattr(data, "_is_reachable", lambda: True)
+    monkeypatch.setattr(hub, "_is_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(
         InputError, match=r"a/b could not be reached .*RuntimeError: Dataset scripts are no longer supported\)$"
@@ -809,21 +809,21 @@ def test_the_probe_gives_up(monkeypatch):
         def __init__(self, act):
             self.head = act
 
-    monkeypatch.setattr(data, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.2)
     for act, answer in (
         (lambda *_, **__: time.sleep(2), False),
         (lambda *_, **__: 1 / 0, False),
         (lambda *_, **__: "404", True),
     ):
-        monkeypatch.setattr(data.huggingface_hub, "get_session", lambda act=act: Session(act))
+        monkeypatch.setattr(hub.huggingface_hub, "get_session", lambda act=act: Session(act))
         start = time.monotonic()
-        assert data._is_reachable() is answer
+        assert hub._is_reachable.__wrapped__() is answer
         assert time.monotonic() - start < 1
 
 
 def test_offline_mode_is_not_probed(monkeypatch):
-    monkeypatch.setattr(data.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(data, "_is_reachable", lambda: pytest.fail("asked the network"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the network"))
     with pytest.raises(InputError, match="could not be reached"):
         load(Tiny(hub=("pinscher-nobody/no-such-set",)), Source())
 

@@ -19,10 +19,8 @@ BERT = {**SMALL, **WIDE, "hidden_dropout_prob": 0.0, "attention_probs_dropout_pr
 DISTIL = {**SMALL, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "dropout": 0.0, "attention_dropout": 0.0}
 GPT2 = {**SMALL, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 LLAMA = {**SMALL, **WIDE, "num_key_value_heads": 1}
-T5 = {
-    **{"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
-    **{"dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0},
-}
+T5_SIZE = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+T5 = {"vocab_size": VOCABULARY, "pad_token_id": 0, "decoder_start_token_id": 0, **T5_SIZE}
 MODERN = {**SMALL, **WIDE, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -37,35 +35,44 @@ class Head:
 
     def make(self, seed: int = 0, **settings: Any) -> PreTrainedModel:
         torch.manual_seed(seed)
-        config = getattr(transformers, self.config)(**self.settings, **settings)
+        config = getattr(transformers, self.config)(**(self.settings | settings))
         return getattr(transformers, self.model)(config)
 
 
 HEADS = {
     "bert": Head("classes", "BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 3}),
     "roberta": Head("classes", "RobertaForSequenceClassification", "RobertaConfig", {**BERT, "num_labels": 3}),
-    "distilbert": Head("classes", "DistilBertForSequenceClassification", "DistilBertConfig", {**DISTIL, "num_labels": 3}),
+    "distilbert": Head(
+        "classes", "DistilBertForSequenceClassification", "DistilBertConfig", {**DISTIL, "num_labels": 3}
+    ),
     "deberta-v2": Head("classes", "DebertaV2ForSequenceClassification", "DebertaV2Config", {**BERT, "num_labels": 3}),
-    "modernbert": Head("classes", "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERN, "num_labels": 3}),
+    "modernbert": Head(
+        "classes", "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERN, "num_labels": 3}
+    ),
     "gpt2": Head("classes", "GPT2ForSequenceClassification", "GPT2Config", {**GPT2, "num_labels": 3}),
     "llama": Head("classes", "LlamaForSequenceClassification", "LlamaConfig", {**LLAMA, "num_labels": 3}),
     "regression": Head("regression", "BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 1}),
     "tokens": Head("tokens", "BertForTokenClassification", "BertConfig", {**BERT, "num_labels": 4}),
-    "distilbert-tokens": Head("tokens", "DistilBertForTokenClassification", "DistilBertConfig", {**DISTIL, "num_labels": 4}),
+    "distilbert-tokens": Head(
+        "tokens", "DistilBertForTokenClassification", "DistilBertConfig", {**DISTIL, "num_labels": 4}
+    ),
     "spans": Head("spans", "BertForQuestionAnswering", "BertConfig", BERT),
     "distilbert-spans": Head("spans", "DistilBertForQuestionAnswering", "DistilBertConfig", DISTIL),
     "gpt2-lm": Head("causal-lm", "GPT2LMHeadModel", "GPT2Config", GPT2),
     "llama-lm": Head("causal-lm", "LlamaForCausalLM", "LlamaConfig", LLAMA),
     "t5": Head("seq2seq-lm", "T5ForConditionalGeneration", "T5Config", T5),
 }
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}  # for the BERTs
 
 
 def rows(kind: str, number: int = 24, seed: int = 1) -> Dataset:
-    """Rows of 3 to 12 tokens whose label can be read off them; token labels are ignored in an uneven number of places."""
+    """Rows of 3 to 12 tokens whose label can be read off them; of token labels an uneven number a row counts."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(number):
-        ids = torch.randint(3, VOCABULARY, (int(torch.randint(3, LONGEST + 1, (), generator=generator)),), generator=generator)
+        ids = torch.randint(
+            3, VOCABULARY, (int(torch.randint(3, LONGEST + 1, (), generator=generator)),), generator=generator
+        )
         row: dict[str, Any] = {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
         if kind == "classes":
             row["labels"] = int(ids[0]) % 3
@@ -84,14 +91,18 @@ def rows(kind: str, number: int = 24, seed: int = 1) -> Dataset:
 
 
 def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pads tokens with zeros and labels with -100 to the longest of the batch."""
+    """Pads tokens with zeros and labels with -100 to the longest of the batch.
+
+    Spans are padded to one length: BERT takes padding for a possible answer, so its loss depends on the padding.
+    """
     batch = {}
     for name in features[0]:
         values = [feature[name] for feature in features]
         if not isinstance(values[0], list):
             batch[name] = torch.tensor(values)
             continue
-        longest, fill = max(map(len, values)), -100 if name == "labels" else 0
+        longest = LONGEST if "start_positions" in features[0] else max(map(len, values))
+        fill = -100 if name == "labels" else 0
         batch[name] = torch.tensor([value + [fill] * (longest - len(value)) for value in values])
     return batch
 

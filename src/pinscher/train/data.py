@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from re import sub
-from typing import Any
 
 import datasets
-import huggingface_hub
 import numpy as np
 from datasets import Dataset, DatasetDict
-from huggingface_hub import constants
 
 from pinscher.errors import InputError
 from pinscher.train import formats
+from pinscher.train.hub import offline_if_unreachable
 from pinscher.train.tasks.task import Task
 
 TEST_FRACTION = 0.1
 TEST_SEED = 0  # never the user's: runs with other seeds are compared on the same test
 UNLABELLED = -1
-PROBE_SECONDS = 8.0  # to learn whether there is a network; `datasets` alone would try for half a minute
 
 # What files of a split are called besides the split's own name. One shard of a hub's Parquet counts as the split.
 ALIASES = {
@@ -262,7 +257,7 @@ def _read(path: Path, task: Task, notes: list[str]) -> tuple[Dataset, str]:
 
 def _from_hub(hub: Sequence[str]) -> Mapping[str, Dataset]:
     try:
-        with _offline_if_unreachable():
+        with offline_if_unreachable():
             found: Mapping[str, Dataset] = datasets.load_dataset(*hub)
             return found
     except Exception as error:  # of some twenty kinds: no network, no such data set, one that is a script, …
@@ -270,35 +265,6 @@ def _from_hub(hub: Sequence[str]) -> Mapping[str, Dataset]:
             f"{'/'.join(hub)} could not be reached (no network?). Give the files with --data DIR. "
             f"({type(error).__name__}: {_first_line(error)})"
         ) from None
-
-
-@contextmanager
-def _offline_if_unreachable() -> Iterator[None]:
-    """Without a network `datasets` still has its cache, but asks the hub again and again before it looks there."""
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not any(before) and not _is_reachable():
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _is_reachable() -> bool:
-    """Whether the hub answers anything at all, soon."""
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append(huggingface_hub.get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS))
-        except Exception:  # no answer is the answer
-            return
-
-    # In a thread, because looking up a name can hang for longer than any timeout that can be set.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return bool(answers)
 
 
 def _first_line(error: BaseException) -> str:

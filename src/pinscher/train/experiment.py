@@ -79,6 +79,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     transformers.set_seed(config.seed)
     model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
     _check_prunable(plan, model)
+    PartialState().wait_for_everyone()  # all have looked at the folder as it was
     if PartialState().is_main_process:
         _start_folder(plan, folder, resume)
     PartialState().wait_for_everyone()

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pinscher.errors import InputError

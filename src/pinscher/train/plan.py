@@ -72,6 +72,8 @@ def make(config: RunConfig) -> Plan:
     )
     labels = task.labels(splits.train)
     train = task.features(splits.train, tokenizer, labels, training=True)
+    for rows in splits.tests.values() if labels else ():
+        task.features(rows, tokenizer, labels, training=False)  # a label that training never shows is an error now
     steps = total_steps(config, len(train))
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
@@ -103,7 +105,7 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
 
 def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
     """The task with no more tokens than the model can take."""
-    limit = int(min(tokenizer.model_max_length, 1 << 20))
+    limit = models.max_tokens(config.model, tokenizer)
     if task.max_length <= limit:
         return task
     if config.max_length is not None:

@@ -101,7 +101,7 @@ class PinsTrainer(Trainer):
     # ------------------------------------------------------------ data order
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        rows = self.train_dataset if train_dataset is None else train_dataset
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
         if rows is None or not hasattr(rows, "__len__"):
             return super()._get_train_sampler(train_dataset)
         lengths = None
@@ -253,9 +253,9 @@ class PinsTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))
         folder = run / f"checkpoint-{self.state.global_step}"
+        self.store_flos()  # this and the next ask all processes
         rng = randomness.gathered(self.accelerator)
         if self.args.should_save:
-            self.store_flos()
             assert self.optimizer is not None
             assert self.lr_scheduler is not None
             with checkpoint.whole(folder) as fresh:

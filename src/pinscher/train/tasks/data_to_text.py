@@ -130,6 +130,8 @@ class Text(Task):
     kind: ClassVar[str] = "causal-lm"
     architecture: ClassVar[str] = "AutoModelForCausalLM"
     judged_by_loss: ClassVar[bool] = True
+    text_fields: ClassVar[tuple[str, ...]] = ("source_column",)
+    label_field: ClassVar[str] = "target_column"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -172,12 +174,12 @@ class Text(Task):
         room = self.max_length - self.max_new_tokens - len(front) - 1
         if room < 1:
             raise InputError(f"max_length {self.max_length} is too little: {self.max_new_tokens} new tokens need more.")
-        sources = tokenizer(list(rows[SOURCE]), add_special_tokens=False)["input_ids"]
+        sources = tokenizer(list(rows[SOURCE][:]), add_special_tokens=False)["input_ids"]
         prompts = [[*front, *source[:room], separator] for source in sources]
         _warn_of_cut("sources", [len(source) > room for source in sources])
         if not training:
             return Dataset.from_dict({"input_ids": prompts, "row": list(range(len(rows)))})
-        pairs = [(row, text) for row, texts in enumerate(rows[REFERENCES]) for text in texts]
+        pairs = [(row, text) for row, texts in enumerate(rows[REFERENCES][:]) for text in texts]
         targets = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
         prompts = [prompts[row] for row, _ in pairs]
         both = [(p, [*target, end][: self.max_length - len(p)]) for p, target in zip(prompts, targets, strict=True)]
@@ -202,8 +204,8 @@ class Text(Task):
             raise InputError(f"prompt and answer take {need} tokens, the model only {places}: lower max_length.")
         collate = self.collator(tokenizer)
         search: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "use_cache": True}
-        if self.beams > 1:
-            search |= {"num_beams": self.beams, "length_penalty": self.length_penalty, "early_stopping": True}
+        if self.beams > 1:  # early stopping would take the first texts to end, however bad: worse than no beams
+            search |= {"num_beams": self.beams, "length_penalty": self.length_penalty, "early_stopping": False}
         search |= {"pad_token_id": collate.pad, "eos_token_id": tokenizer.eos_token_id}
         settings = GenerationConfig(**search)  # type: ignore[no-untyped-call]
         said = [""] * len(prompts)
@@ -231,7 +233,7 @@ class Text(Task):
         raise NotImplementedError("texts do not come from one pass's logits: call generate()")
 
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
-        said, references = list(answers), list(rows[REFERENCES])
+        said, references = list(answers), list(rows[REFERENCES][:])
         if self.style == "e2e":
             return metrics.e2e_scores(said, references)
         if self.style == "triples":

@@ -57,7 +57,7 @@ class Tokens(Task):
             if not hasattr(rows.features[column], "feature"):
                 raise InputError(f"{where}: column {column!r} does not hold lists, one entry for each word.")
         tags = self._tags(rows, where)
-        for i, (words, given) in enumerate(zip(rows[self.tokens_column], tags, strict=True), start=1):
+        for i, (words, given) in enumerate(zip(rows[self.tokens_column][:], tags, strict=True), start=1):
             if words is None or not all(isinstance(word, str) for word in words):
                 raise InputError(f"{where}: row {i} has something other than words in column {self.tokens_column!r}.")
             if len(words) != len(given):
@@ -78,7 +78,7 @@ class Tokens(Task):
         Sets add_prefix_space of a byte-level tokenizer (RoBERTa), so that the stored model reads words as this one did.
         """
         split_(tokenizer)
-        words = [list(row) for row in rows[self.tokens_column]]
+        words = [list(row) for row in rows[self.tokens_column][:]]
         encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=self.max_length)
         columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
         columns["words"] = [_firsts(encoded.word_ids(i)) for i in range(len(words))]
@@ -103,7 +103,7 @@ class Tokens(Task):
 
     def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
         """A tag for each word; O for words that max_length cut off or that have no token."""
-        said = [[OUTSIDE] * len(words) for words in rows[self.tokens_column]]
+        said = [[OUTSIDE] * len(words) for words in rows[self.tokens_column][:]]
         for (logits,), feature in zip(outputs, features.select_columns(["row", "words"]), strict=True):
             best = logits.argmax(-1)
             for place, word in enumerate(feature["words"]):
@@ -117,7 +117,7 @@ class Tokens(Task):
     def write(self, answers: Sequence[Any], rows: Dataset, folder: Path, split: str) -> Path:
         """The columns that conlleval reads: word, true tag, answered tag; an empty line between sentences."""
         lines: list[str] = []
-        for words, true, said in zip(rows[self.tokens_column], self._tags(rows, split), answers, strict=True):
+        for words, true, said in zip(rows[self.tokens_column][:], self._tags(rows, split), answers, strict=True):
             lines += [""] if lines else []
             # A blank inside a word would be read as the end of a column.
             lines += [f"{'_'.join(w.split()) or '_'} {t} {s}" for w, t, s in zip(words, true, said, strict=True)]
@@ -132,7 +132,7 @@ class Tokens(Task):
         """Each row's tags by name."""
         by_id = dict(enumerate(self._class_names(rows) or self.names))
         found: dict[Any, str] = {}
-        tags = [list(given or []) for given in rows[self.tags_column]]
+        tags = [list(given or []) for given in rows[self.tags_column][:]]
         for i, given in enumerate(tags, start=1):
             for tag in given:
                 if tag not in found:

@@ -147,7 +147,7 @@ class Spans(Task):
             if best is not None and (row not in found or best[0] > found[row][0]):
                 found[row] = best[0], offsets[best[1]][0], offsets[best[2]][1]
         places = [found.get(row, (0.0, 0, 0))[1:] for row in range(len(rows))]
-        contexts = rows[self.context_column]
+        contexts = rows[self.context_column][:]
         return [context[start:end].strip() for context, (start, end) in zip(contexts, places, strict=True)]
 
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
@@ -160,7 +160,7 @@ class Spans(Task):
         return write_lines(folder / f"predictions_{split}.json", [json.dumps(said, ensure_ascii=False, indent=1)])
 
     def _names(self, rows: Dataset) -> list[str]:
-        names = [str(name) for name in rows[self.id_column]] if self.id_column in rows.column_names else []
+        names = [str(name) for name in rows[self.id_column][:]] if self.id_column in rows.column_names else []
         return names if len(set(names)) == len(rows) else [str(i) for i in range(len(rows))]
 
     def _gold(self, row: Mapping[str, Any], where: str = "a row") -> list[tuple[str, int]]:
