@@ -19,7 +19,7 @@ pytest: $(READY)
 	$(BIN)/pytest
 
 demo: $(READY)
-	$(BIN)/python examples/plain_loop.py
+	$(BIN)/pinscher prune --overwrite
 
 bench: $(READY)
 	$(BIN)/python benchmarks/threshold.py --output benchmarks/results/threshold.txt

@@ -38,6 +38,13 @@ LENGTHS = {
     "causal-lm": ["--max-length", "128", "--beams", "2"],
 }
 
+# Tasks that say no more about reading and scoring than others do try something else besides.
+VARIANTS = {
+    "qnli": ["--batch-size", "6", "--gradient-accumulation", "2"],
+    "sst2": ["--select", "best"],
+    "qqp": ["--method", "movement"],
+}
+
 # What a child would otherwise load again each time.
 for module in ("pinscher.train.scoring", "pinscher.train.showing"):
     importlib.import_module(module)
@@ -118,7 +125,7 @@ class Run:
         flags += ["--max-steps", STEPS, "--eval-every", EVAL, "--save-every", SAVE, "--sparsity", TARGET]
         # Three batches make an epoch, so most checkpoints, and the last one too, lie within one.
         flags += ["--batch-size", 12, "--learning-rate", 3e-3, *self.files.columns]
-        return ["prune", *flags, *LENGTHS.get(TASKS[self.task].kind, [])]
+        return ["prune", *flags, *LENGTHS.get(TASKS[self.task].kind, []), *VARIANTS.get(self.task, [])]
 
 
 @pytest.fixture(scope="module", params=NAMES)

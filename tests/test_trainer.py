@@ -546,7 +546,7 @@ def test_the_entropy_mix_runs(head, tmp_path):
 # ------------------------------------------------------------ which model is the result
 
 EVERY_STEP = EVALUATING | SCORED | {"eval_steps": 1, "max_steps": 20}
-HALF = 1 - 819 / 4096 - 0.5 / 4096  # keeps 819.5 weights of 4096: whether that is 819 or 820 must be one thing
+HALF = 1 - 818.5 / 4096  # keeps 818.5 weights of 4096: whether that is 818 or 819 must be one thing everywhere
 
 
 def selected(folder, scores, method="pins", sparsity=0.8):
@@ -814,7 +814,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 
 # ------------------------------------------------------------ DDP
 
-LIMIT = 240  # seconds; processes that wait for each other would wait for ever
+LIMIT = 150  # seconds; processes that wait for each other would wait for ever
 DDP = {
     "pins": {"head": "bert"},
     "movement": {"head": "bert", "method": "movement"},
@@ -855,7 +855,7 @@ def rank_main(rank, port, folder):
         shared = name == "best"  # every process reads what the first one wrote
         place = folder / (f"{name}-resumed" if resume else name) / ("both" if shared else str(rank))
         trainer = ddp_trainer(place, 2, **DDP[name])
-        assert type(trainer.accelerator.state.distributed_type).__name__ == "DistributedType"
+        assert trainer.args.world_size == 2
         trainer.train(resume)
         assert type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
         state = {"model": trainer.model.state_dict(), "changes": trainer.teacher.changes, "best": trainer.best}
@@ -898,7 +898,8 @@ def test_two_ranks_equal_one_process_with_twice_the_batch(two_ranks, name, tmp_p
         torch.testing.assert_close(found["model"][key], tensor, rtol=0, atol=1e-9)
     assert found["changes"] == trainer.teacher.changes
     assert found["losses"] == pytest.approx({f"{k}": v for k, v in logged(trainer, "eval_loss").items()}, rel=1e-9)
-    assert found["best"] == pytest.approx(trainer.best, rel=1e-9)
+    assert (trainer.best is None) == (name != "best")
+    assert found["best"] == (pytest.approx(trainer.best, rel=1e-9) if name == "best" else None)
 
 
 def test_only_rank_zero_writes(two_ranks):

@@ -195,6 +195,13 @@ class PinsTrainer(Trainer):
                 self._load_weights(self._best_folder)
         return output
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # A run that was killed between its last step and its end is resumed there: the Trainer would train on.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = super().evaluate(*args, **kwargs) if self.validate is None else self._validated(self.validate)
         if self.is_in_train:
