@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import platform
 import shutil
 import time
@@ -75,7 +77,8 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
             return dataclasses.replace(dense, folder=folder)
         teacher = str(dense.folder / "model")
     plan = planning.make(config)
-    _check_same_data(plan, folder, resume)
+    if resume:
+        _check_same(plan, folder, console)
     transformers.set_seed(config.seed)
     model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
     _check_prunable(plan, model)
@@ -83,6 +86,8 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     if PartialState().is_main_process:
         _start_folder(plan, folder, resume)
     PartialState().wait_for_everyone()
+    if "tensorboard" in config.report_to:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     trainer = _trainer(plan, model, folder, config.teacher or teacher, console)
     return _train_and_test(trainer, plan, folder, dense, resume, console)
 
@@ -124,7 +129,10 @@ def _train_and_test(
     )
     if main:
         _write_result(result, plan, found.splits)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # model/ is what they led to
+        for path in [*(folder / "checkpoints").glob("checkpoint-*"), folder / "checkpoints" / "best"]:
+            shutil.rmtree(path, ignore_errors=True)  # model/ is what they led to
+        with contextlib.suppress(OSError):  # a reporter may have left something there
+            (folder / "checkpoints").rmdir()
     return result
 
 
@@ -254,16 +262,7 @@ def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
                 "labels": list(plan.labels),
                 "notes": list(splits.notes),
             },
-            "versions": {
-                "pinscher": __version__,
-                "torch": str(torch.__version__),
-                "transformers": transformers.__version__,
-                "datasets": datasets.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-                "threads": torch.get_num_threads(),
-                "processes": PartialState().num_processes,
-            },
+            "versions": _versions(),
         },
         sort_keys=False,
         allow_unicode=True,
@@ -271,12 +270,31 @@ def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
     checkpoint.write_text(folder / "config.yaml", text)
 
 
-def _check_same_data(plan: Plan, folder: Path, resume: bool) -> None:
-    if not resume:
-        return
+def _check_same(plan: Plan, folder: Path, console: Console) -> None:
+    """Refuses to resume on other data; says when the result may differ in the last bits."""
     known = yaml.safe_load((folder / "config.yaml").read_text())
     if known["data"]["fingerprint"] != plan.splits.fingerprint:
         raise InputError(f"the data is not what it was when {folder} was started: it cannot be resumed, start anew.")
+    for name, now in _versions().items():
+        before = known["versions"].get(name)
+        if before != now:
+            console.print(
+                f"note: {name} was {before}, now {now}: the result may differ in the last bits", highlight=False
+            )
+
+
+def _versions() -> dict[str, Any]:
+    """What the last bits of a result depend on, besides the settings."""
+    return {
+        "pinscher": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "datasets": datasets.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "processes": PartialState().num_processes,
+    }
 
 
 def _check_prunable(plan: Plan, model: Any) -> None:

