@@ -99,8 +99,9 @@ def prune(
         if given or config is not None:
             raise InputError("--resume continues a run with its own settings: give no others.")
         settings = experiment.config_of(resume)
-        if (Path(resume) / "result.json").exists() and experiment.read_result(resume).status == "finished":
-            raise InputError(f"{resume} is finished: there is nothing to resume.")
+        if experiment.is_finished(resume):
+            _resume_finished(settings)
+            return
     else:
         settings = _settings(config, given)
     screen = _screen()
@@ -114,7 +115,7 @@ def prune(
         screen.print(f"stopped at step {result.steps:,}. Continue with: pinscher prune --resume {settings.folder}")
         raise SystemExit(130)
     if settings.target_size is not None:
-        _export_small(result.folder, settings.eval_batch_size, screen)
+        _export_small(result.folder, screen)
     showing.result(screen, result)
 
 
@@ -135,7 +136,17 @@ def _sized(settings: RunConfig, screen: Console) -> RunConfig:
     return dataclasses.replace(settings, sparsity=sparsity)
 
 
-def _export_small(folder: Path, batch_size: int, screen: Console) -> None:
+def _resume_finished(settings: RunConfig) -> None:
+    """A run that was killed after its result was written may still owe its small file."""
+    from pinscher.train import experiment
+
+    experiment.remove_checkpoints(settings.folder)
+    if settings.target_size is None or (settings.folder / "export" / "scores.json").exists():
+        raise InputError(f"{settings.folder} is finished: there is nothing to resume.")
+    _export_small(settings.folder, _screen())
+
+
+def _export_small(folder: Path, screen: Console) -> None:
     """Writes the small file beside the model, and says how large and how good it is."""
     from safetensors.torch import load_file
 
@@ -148,9 +159,7 @@ def _export_small(folder: Path, batch_size: int, screen: Console) -> None:
         for name, tensor in load_file(path).items()
     }
     path = small.write(state, folder / "export")
-    found = scoring.score(
-        str(folder), {}, batch_size=batch_size, output=str(folder / "export"), weights=small.read(folder / "export")
-    )
+    found = scoring.score(str(folder), {}, output=str(folder / "export"), weights=small.read(folder / "export"))
     screen.print(
         f"\n{path}: {path.stat().st_size / 1e6:.1f} MB in INT8, {found.main} {found.scores[found.main]:.2f} (test)",
         highlight=False,
@@ -252,7 +261,7 @@ def evaluate(
     stride: Annotated[int | None, _text("Overlap of the windows of long contexts (qa).")] = None,
     beams: Annotated[int | None, _text("Beams when text is generated.")] = None,
     bleurt: Annotated[str | None, _text("BLEURT checkpoint, for data-to-text.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 64,
+    batch_size: Annotated[int | None, _text("Examples in a batch; a run's own by default, else 64.")] = None,
     output: Annotated[str | None, _text("Folder for predictions and scores.json.")] = None,
 ) -> None:
     """Score any checkpoint on a task's test set, and write its predictions in the benchmark's own format."""

@@ -138,8 +138,13 @@ class _SoftGate(_ScoreGate):
         self.register_buffer("fixed", torch.tensor(False))
 
     def gated(self, weight: Tensor) -> Tensor:
-        mask = self.mask if self.fixed else self.importance.detach() > self.level
-        return _masked(weight, self.importance, mask)
+        return _masked(weight, self.importance, self._kept())
+
+    def baked(self, weight: Tensor) -> Tensor:
+        return weight * self._kept()
+
+    def _kept(self) -> Tensor:
+        return self.mask if self.fixed else self.importance.detach() > self.level
 
 
 @CRITERIA.register("smvp")

@@ -82,7 +82,8 @@ class Pruner:
         return self.ranking.kept
 
     @property
-    def _target(self) -> int:
+    def target(self) -> int:
+        """How many of them are kept in the end."""
         return math.floor(self.schedule.final * self.total + 0.5)
 
     # ------------------------------------------------------------ the hooks
@@ -93,7 +94,7 @@ class Pruner:
             raise RuntimeError("this pruner is attached already; call detach() first")
         if self.finished:
             raise RuntimeError("this pruner is finished; make a new one to prune further")
-        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self._target:
+        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self.target:
             raise ValueError(
                 f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
                 f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
@@ -237,11 +238,11 @@ class Pruner:
         """
         if self.finished:
             return self.model
-        behind = self.schedule.final < 1.0 and self.kept != self._target
+        behind = self.schedule.final < 1.0 and self.kept != self.target
         if (behind or self.t < self.schedule.total) and not early:
             raise RuntimeError(
                 f"the target sparsity is not reached: {self.t} of {self.schedule.total} steps are done, {self.kept:,} "
-                f"weights are kept, {self._target:,} are wanted. Train on, or call "
+                f"weights are kept, {self.target:,} are wanted. Train on, or call "
                 "finish(early=True) to prune to the target now."
             )
         with torch.no_grad():

@@ -216,8 +216,8 @@ def _choose(
     if lacking:
         raise InputError(f"{place} has no file or split {lacking[0]!r}: add it to what is there ({_listed(names)}).")
     validation = match("validation") if "validation" not in task.test_splits else None
-    found.train = get(train) if train else None
-    found.validation = get(validation) if validation else None
+    found.train = get(train) if train and training else None
+    found.validation = get(validation) if validation and training else None
     found.tests = {name: get(file) for name, file in wanted.items() if file}
     return found
 

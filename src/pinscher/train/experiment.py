@@ -129,11 +129,16 @@ def _train_and_test(
     )
     if main:
         _write_result(result, plan, found.splits)
-        for path in [*(folder / "checkpoints").glob("checkpoint-*"), folder / "checkpoints" / "best"]:
-            shutil.rmtree(path, ignore_errors=True)  # model/ is what they led to
-        with contextlib.suppress(OSError):  # a reporter may have left something there
-            (folder / "checkpoints").rmdir()
+        remove_checkpoints(folder)
     return result
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Removes what led to model/; a reporter's files stay."""
+    for path in [*(folder / "checkpoints").glob("checkpoint-*"), folder / "checkpoints" / "best"]:
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / "checkpoints").rmdir()
 
 
 # ------------------------------------------------------------ the parts of a run
@@ -225,8 +230,7 @@ def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:
         baseline=False,
         output=str(config.folder / DENSE),
     )
-    done = inner.folder / "result.json"
-    if resume and done.exists() and json.loads(done.read_text())["status"] == "finished":
+    if resume and is_finished(inner.folder):
         return read_result(inner.folder)
     return run(inner, resume=resume and (inner.folder / "config.yaml").exists(), console=console)
 
@@ -236,7 +240,8 @@ def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:
 
 def _refuse_existing(folder: Path, overwrite: bool) -> None:
     if not (folder / "config.yaml").exists():
-        if folder.is_dir() and any(path.name != DENSE for path in folder.iterdir()):
+        left = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if any(name != DENSE and not name.endswith(".new") for name in left):  # a kill may leave a temporary file
             raise InputError(f"{folder} is not empty and not a run: choose another --output.")
         return
     if overwrite:
@@ -338,6 +343,10 @@ def _write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]
         "seconds": round(result.seconds, 1),
     }
     checkpoint.write_text(result.folder / "result.json", json.dumps(data, indent=1) + "\n")
+
+
+def is_finished(folder: str | Path) -> bool:
+    return (Path(folder) / "result.json").exists() and read_result(folder).status == "finished"
 
 
 def read_result(folder: str | Path) -> Result:

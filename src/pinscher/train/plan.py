@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
 EXAMPLES = 30_000  # what a default run looks at
 EPOCHS = (3, 15)  # but no fewer and no more passes than these
 EVALUATIONS, SAVES = 30, 10
+PLACES = ("model", "teacher", "data", "train_file", "validation_file", "test_file")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,11 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
         "max_length": task.max_length,
         "output": str(config.folder),
     }
-    return dataclasses.replace(config, **{n: v for n, v in choices.items() if getattr(config, n) is None})
+    chosen = {name: value for name, value in choices.items() if getattr(config, name) is None}
+    # A run can be resumed from any directory.
+    places = {name: getattr(config, name) for name in PLACES}
+    chosen |= {name: str(Path(p).resolve()) for name, p in places.items() if p is not None and Path(p).exists()}
+    return dataclasses.replace(config, **chosen)
 
 
 def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:

@@ -21,9 +21,10 @@ from pinscher.train.evaluation import evaluate
 from pinscher.train.plan import evaluating_device, fitted, task_of
 from pinscher.train.tasks import Task
 
+BATCH_SIZE = 64
 # What a run's own configuration says of its test set.
 INHERITED = (
-    *("task", "data", "test_file", "test_rows", "text_column", "label_column"),
+    *("task", "data", "train_file", "test_file", "test_rows", "text_column", "label_column"),
     *("max_length", "stride", "beams", "bleurt"),
 )
 
@@ -47,7 +48,7 @@ def score(
     settings: dict[str, Any],
     *,
     split: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     output: str | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Scored:
@@ -57,16 +58,16 @@ def score(
         model: hub id, model folder, or the folder of a run, whose task and data are then the default.
         settings: fields of RunConfig: task, data, columns, lengths.
         split: a split to answer instead of the task's test set; it may be without labels.
-        batch_size: examples in a batch.
+        batch_size: examples in a batch; by default a run's own, else 64.
         weights: replace the checkpoint's own.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
     """
     run = Path(model) if (Path(model) / "config.yaml").exists() else None
     if run is not None:
         known = experiment.config_of(run).to_dict()
-        settings = (
-            {name: known[name] for name in INHERITED if known[name]} | settings if "task" not in settings else settings
-        )
+        batch_size = batch_size or known["eval_batch_size"]
+        if settings.get("task", known["task"]) == known["task"]:
+            settings = {name: known[name] for name in INHERITED if known[name]} | settings
         model = str(run / "model")
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
@@ -75,7 +76,9 @@ def score(
     task = fitted(task_of(config), config, tokenizer)
     if split is not None:
         task = task.replace(test_splits=(split,))
-    source = data.Source(config.data, None, None, config.test_file)
+    # A run without test rows has split some off its training rows: the same ones are found again.
+    train_file = None if config.data or config.test_file else config.train_file
+    source = data.Source(config.data, train_file, None, config.test_file)
     splits = data.load(task, source, training=False, seed=config.seed)
     tests = {
         name: rows if config.test_rows is None else rows.select(range(min(len(rows), config.test_rows)))
@@ -85,7 +88,7 @@ def score(
     loaded = models.load_model(model, task, labels, tokenizer).to(evaluating_device())
     if weights is not None:
         loaded.load_state_dict(weights, strict=False)
-    found = evaluate(loaded, task, tokenizer, tests, labels, batch_size)
+    found = evaluate(loaded, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
     files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(

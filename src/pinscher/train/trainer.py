@@ -128,13 +128,16 @@ class PinsTrainer(Trainer):
         # A copy: label smoothing takes the labels out. Without num_items the loss is the micro-batch's mean.
         loss, outputs = super().compute_loss(model, dict(inputs), return_outputs=True)
         if model.training:
+            count = counted(inputs, self.kind or "")
+            if count == 0:
+                loss = loss.nan_to_num()  # the mean over nothing
             self._terms["loss_er"].append(float(loss.detach()))
             if self.teacher is not None and self.teacher.ready:
                 term = self.teacher.loss(inputs, outputs)
                 self._terms["loss_sr"].append(float(term.detach()))
                 loss = loss + term
-        if num_items_in_batch is not None:
-            loss = loss * (counted(inputs, self.kind or "") / num_items_in_batch)
+            if num_items_in_batch is not None:  # the Trainer's count; not in an evaluation, whose batches stand alone
+                loss = loss * (count / max(1.0, float(num_items_in_batch)))
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -232,14 +235,16 @@ class PinsTrainer(Trainer):
             self.best = score
             if self.args.should_save:
                 with checkpoint.whole(self._best_folder) as fresh:
-                    self._save(str(fresh))
+                    self._save(str(fresh), original=False)  # _load_weights goes by name
 
     def _at_target(self) -> bool:
         """Whether the weights have the zeros that were asked for, now."""
         if self.pruner is None:
             return True
         zeros = sum(site.zeros() for site in self.pruner.sites)
-        return zeros >= self.pruner.total - round(self.pruner.schedule.final * self.pruner.total)
+        more = zeros - (self.pruner.total - self.pruner.target)
+        # Steered gates may overshoot between two maskings; elsewhere a kept weight may be zero by chance.
+        return more == 0 if isinstance(self.pruner.criterion, Gated) else more >= 0
 
     @property
     def _best_folder(self) -> Path:
@@ -247,13 +252,16 @@ class PinsTrainer(Trainer):
 
     # ------------------------------------------------------------ checkpoints
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """An ordinary model folder, whatever the method, and nothing pickled."""
+    def _save(self, output_dir: str | None = None, state_dict: Any = None, original: bool = True) -> None:
+        """An ordinary model folder, whatever the method, and nothing pickled.
+
+        Unless `original`, weights are stored under the names that the parameters have: some models' files use others.
+        """
         folder = output_dir or str(self.args.output_dir)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         if state_dict is None:
             state_dict = model.state_dict() if self.pruner is None else self.pruner.model_state_dict()
-        model.save_pretrained(folder, state_dict=state_dict)
+        model.save_pretrained(folder, state_dict=state_dict, save_original_format=original)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
@@ -266,7 +274,7 @@ class PinsTrainer(Trainer):
             assert self.optimizer is not None
             assert self.lr_scheduler is not None
             with checkpoint.whole(folder) as fresh:
-                self._save(str(fresh))
+                self._save(str(fresh), original=False)  # _load_weights goes by name
                 self.state.save_to_json(str(fresh / TRAINER_STATE_NAME))
                 checkpoint.write(
                     fresh,

@@ -119,7 +119,7 @@ class Sentences(Task):
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
         true = self._given(rows, self.names)
         found = {"accuracy": metrics.accuracy(list(answers), true)}
-        for name in {self.main, *self.also} - {"accuracy"}:
+        for name in [name for name in (self.main, *self.also) if name != "accuracy"]:
             ids = [[self.names.index(label) for label in side] for side in (answers, true)]
             found[name] = BINARY[name](*ids)
         if not self.names:
