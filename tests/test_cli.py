@@ -382,3 +382,40 @@ def test_eval_of_anyones_checkpoint(command, sst2, tmp_path):
     assert lines[0] == "index\tprediction"
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
     assert "--task" in complaint(command("eval", "./theirs"))
+
+
+def test_a_run_that_split_off_its_own_test_is_evaluated_on_the_same_rows(command, sst2, tmp_path):
+    rows = "".join(f"good film {i},yes\nbad film {i},no\n" for i in range(40))
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    flags = ["--task", "classification", "--train-file", "train.csv", *SHORT, "--eval-batch-size", "5"]
+    code, _, err = command("prune", *sst2[:2], *flags, "--output", "out", "--target-size", "1MB")
+    assert code == 0, err
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    for words in (["out"], ["out", "--task", "classification"]):
+        assert command("eval", *words)[0] == 0
+        assert (
+            json.loads((tmp_path / "out" / "eval" / "scores.json").read_text())["metrics"]
+            == result["metrics"]["pruned"]
+        )
+
+
+def test_what_a_kill_at_the_very_end_left_is_made_up_for(command, sst2, tmp_path):
+    flags = ["prune", *sst2, *SHORT, "--output", "out", "--target-size", "1MB"]
+    assert command(*flags)[0] == 0
+    shutil.rmtree(tmp_path / "out" / "export")
+    (tmp_path / "out" / "checkpoints" / "checkpoint-12").mkdir(parents=True)
+    assert command("prune", "--resume", "out")[0] == 0
+    assert (tmp_path / "out" / "export" / "small.safetensors").exists()
+    assert not (tmp_path / "out" / "checkpoints").exists()
+    assert "nothing to resume" in complaint(command("prune", "--resume", "out"))
+
+
+def test_a_kill_at_the_very_start_leaves_nothing_in_the_way(command, sst2, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".config.yaml.new").write_text("run:")
+    assert command("prune", *sst2, *SHORT, "--output", "out")[0] == 0
+
+
+def test_tensorboard_logs_stay(command, sst2, tmp_path):
+    assert command("prune", *sst2, *SHORT, "--output", "out", "--report-to", "tensorboard")[0] == 0
+    assert list((tmp_path / "out" / "tensorboard").glob("events*"))

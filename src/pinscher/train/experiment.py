@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import transformers
 import yaml
-from accelerate import PartialState
 from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
@@ -31,6 +30,7 @@ from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
 from pinscher.train.plan import Plan
+from pinscher.train.processes import processes
 from pinscher.train.runlog import ProgressLine, RunLog
 from pinscher.train.stopping import Stopping
 from pinscher.train.trainer import PinsTrainer
@@ -82,10 +82,10 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     transformers.set_seed(config.seed)
     model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
     _check_prunable(plan, model)
-    PartialState().wait_for_everyone()  # all have looked at the folder as it was
-    if PartialState().is_main_process:
+    processes().wait_for_everyone()  # all have looked at the folder as it was
+    if processes().is_main_process:
         _start_folder(plan, folder, resume)
-    PartialState().wait_for_everyone()
+    processes().wait_for_everyone()
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     trainer = _trainer(plan, model, folder, config.teacher or teacher, console)
@@ -105,7 +105,7 @@ def _train_and_test(
         _write_result(result, plan, {})
         return result
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    main = PartialState().is_main_process
+    main = processes().is_main_process
     if main:
         with checkpoint.whole(folder / "model") as fresh:
             model.save_pretrained(fresh)
@@ -245,7 +245,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
             raise InputError(f"{folder} is not empty and not a run: choose another --output.")
         return
     if overwrite:
-        if PartialState().is_main_process:
+        if processes().is_main_process:
             shutil.rmtree(folder)
         return
     status = read_result(folder).status if (folder / "result.json").exists() else "interrupted"
@@ -298,7 +298,7 @@ def _versions() -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "processes": PartialState().num_processes,
+        "processes": processes().num_processes,
     }
 
 
@@ -327,7 +327,7 @@ def config_of(folder: str | Path) -> RunConfig:
 
 
 def _write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]) -> None:
-    if not PartialState().is_main_process:
+    if not processes().is_main_process:
         return
     data = {
         "status": result.status,

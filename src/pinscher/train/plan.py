@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, find_sites
 from pinscher.train import data, models
 from pinscher.train.config import RunConfig
+from pinscher.train.processes import processes
 from pinscher.train.tasks import TASKS, Task
 
 VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
@@ -86,7 +86,7 @@ def total_steps(config: RunConfig, examples: int) -> int:
     """Optimiser steps of the run."""
     if config.max_steps is not None:
         return config.max_steps
-    batches = math.ceil(examples / (config.batch_size * int(PartialState().num_processes)))
+    batches = math.ceil(examples / (config.batch_size * int(processes().num_processes)))
     epochs = config.epochs or min(max(EXAMPLES / examples, EPOCHS[0]), EPOCHS[1])
     return max(1, round(epochs * math.ceil(batches / config.gradient_accumulation)))
 
@@ -184,4 +184,4 @@ def schedule_sketch(plan: Plan, width: int = 48) -> list[str]:
 
 def evaluating_device() -> torch.device:
     """Where a model is put to be evaluated."""
-    return torch.device(PartialState().device)
+    return torch.device(processes().device)
