@@ -26,7 +26,8 @@ from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, find_sites
 from pinscher.prune.gates import gate_of
 from pinscher.train.stopping import Stopping
-from pinscher.train.trainer import PinsTrainer, PruningCallback
+from pinscher.train.callback import PruningCallback
+from pinscher.train.trainer import PinsTrainer
 from tiny_models import DROPOUT, HEADS, Head
 
 LEARNED = ("movement", "smvp", "l0", "pst")

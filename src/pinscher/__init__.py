@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+    from pinscher.train.callback import PruningCallback
     from pinscher.train.config import RunConfig
     from pinscher.train.experiment import run
-    from pinscher.train.trainer import PinsTrainer, PruningCallback
+    from pinscher.train.trainer import PinsTrainer
 
 __version__ = "0.2.0"
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 _HOMES = {
     "PinsTrainer": "train.trainer",
     "Pruner": "prune",
-    "PruningCallback": "train.trainer",
+    "PruningCallback": "train.callback",
     "PruningConfig": "prune",
     "RunConfig": "train.config",
     "Teacher": "prune",

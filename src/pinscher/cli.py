@@ -30,7 +30,12 @@ app = typer.Typer(
 console, complaints = Console(), Console(stderr=True)
 DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only disk"}
 BOLD = 0.95  # a sparsity that few models survive
-DEMO = {"baseline": True, "epochs": 2.0, "output": "runs/demo"}  # what `pinscher prune` without arguments adds
+DEMO = {
+    "baseline": True,
+    "rows": 4500,
+    "epochs": 2.0,
+    "output": "runs/demo",
+}  # what `pinscher prune` without arguments adds
 
 
 def main() -> None:

@@ -57,11 +57,7 @@ def counted(batch: Mapping[str, Any], kind: str) -> int:
     labels = batch.get("labels")
     if kind == "causal-lm" and labels is not None:
         labels = labels[:, 1:]  # the first token is nobody's next word
-    if (
-        kind in ("tokens", "causal-lm", "seq2seq-lm", "classes")
-        and labels is not None
-        and not labels.is_floating_point()
-    ):
+    if labels is not None and not labels.is_floating_point() and kind not in ("regression", "spans"):
         return int((labels != IGNORED).sum())
     return len(next(value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0))
 

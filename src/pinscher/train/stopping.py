@@ -22,7 +22,7 @@ class Stopping(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.world_size > 1:  # all processes must stop at the same step
-            asked = torch.tensor(float(self.asked))
+            asked = torch.tensor(float(self.asked), device=args.device)
             torch.distributed.all_reduce(asked)
             self.asked = bool(asked)
         if self.asked and state.global_step < state.max_steps:

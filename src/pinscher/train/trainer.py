@@ -1,6 +1,6 @@
-"""The Hugging Face hosts: PinsTrainer, a Trainer that prunes, and PruningCallback, which adds pruning to any Trainer.
+"""PinsTrainer, a Trainer that prunes.
 
-PinsTrainer adds what a callback cannot reach: the teacher's term in the loss, learned masks in the optimiser, micro-
+It adds what a callback cannot reach: the teacher's term in the loss, learned masks in the optimiser, micro-
 batches weighed by what they count, checkpoints that are whole or not there, without pickle and with everything that a
 resumed run needs to end bit-identical.
 """
@@ -102,7 +102,8 @@ class PinsTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
-        if rows is None or not hasattr(rows, "__len__"):
+        ours = self.args.train_sampling_strategy in ("random", "group_by_length")
+        if rows is None or not hasattr(rows, "__len__") or not ours:
             return super()._get_train_sampler(train_dataset)
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
@@ -206,7 +207,11 @@ class PinsTrainer(Trainer):
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        metrics = super().evaluate(*args, **kwargs) if self.validate is None else self._validated(self.validate)
+        other = bool(args) or "eval_dataset" in kwargs  # somebody wants to know about other rows
+        if self.validate is None or other:
+            metrics = super().evaluate(*args, **kwargs)
+        else:
+            metrics = self._validated(self.validate)
         if self.is_in_train:
             self._consider(metrics)
         return metrics
@@ -288,7 +293,7 @@ class PinsTrainer(Trainer):
             self._rotate(run)
 
     def _rotate(self, run: Path) -> None:
-        steps = sorted(int(folder.name.removeprefix("checkpoint-")) for folder in run.glob("checkpoint-*"))
+        steps = sorted(int(folder.name.removeprefix("checkpoint-")) for folder in run.glob("checkpoint-[0-9]*"))
         for step in steps[: -self.args.save_total_limit] if self.args.save_total_limit else []:
             shutil.rmtree(run / f"checkpoint-{step}", ignore_errors=True)
 
@@ -344,50 +349,3 @@ class _Epochs(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer._sampler is not None:
             self.trainer._sampler.set_epoch(int(state.epoch or 0))
-
-
-class PruningCallback(TrainerCallback):
-    """Adds pruning to any Trainer, without a teacher: a callback cannot add a term to the loss (use PinsTrainer).
-
-    Args:
-        config: what to prune and how far; `total_steps` may be left out.
-
-    Its state is saved in each checkpoint's folder, and found again when the Trainer resumes.
-    """
-
-    def __init__(self, config: PruningConfig) -> None:
-        if isinstance(config.make_criterion(), Gated):
-            raise InputError(
-                f"method {config.method!r} learns its masks, so they must be in the optimiser before the Trainer makes "
-                "it: use PinsTrainer instead of PruningCallback."
-            )
-        self.config = config
-        self.pruner: Pruner | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if args.load_best_model_at_end:
-            raise InputError("load_best_model_at_end would bring back an early, denser model: switch it off.")
-        model = getattr(model, "module", model)
-        self.pruner = Pruner(model, dataclasses.replace(self.config, total_steps=state.max_steps))
-        if state.global_step > 0:
-            folder = self._folder(args, state)
-            if not checkpoint.exists(folder):
-                raise InputError(f"cannot resume pruning: {folder} is missing. Resume from a checkpoint in output_dir.")
-            self.pruner.load_state_dict(checkpoint.load(folder)["pruner"])
-        self.pruner.attach(kwargs["optimizer"])
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.pruner is not None and logs is not None and "loss" in logs:
-            logs["density"] = self.pruner.stats()["density"]
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.pruner is not None and state.is_world_process_zero:
-            checkpoint.save(self._folder(args, state), pruner=self.pruner.state_dict())
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.pruner is not None and state.global_step >= state.max_steps:
-            self.pruner.finish()
-
-    @staticmethod
-    def _folder(args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "pruner"

@@ -1,0 +1,66 @@
+"""PruningCallback: adds pruning to any Trainer. What a callback cannot reach is in trainer.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from pinscher import checkpoint
+from pinscher.errors import InputError
+from pinscher.prune import Pruner, PruningConfig
+from pinscher.prune.gates import Gated
+
+
+class PruningCallback(TrainerCallback):
+    """Adds pruning to any Trainer, without a teacher: a callback cannot add a term to the loss (use PinsTrainer).
+
+    Args:
+        config: what to prune and how far; `total_steps` may be left out.
+
+    Its state is saved in each checkpoint's folder, and found again when the Trainer resumes.
+    """
+
+    def __init__(self, config: PruningConfig) -> None:
+        if isinstance(config.make_criterion(), Gated):
+            raise InputError(
+                f"method {config.method!r} learns its masks, so they must be in the optimiser before the Trainer makes "
+                "it: use PinsTrainer instead of PruningCallback."
+            )
+        self.config = config
+        self.pruner: Pruner | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if args.load_best_model_at_end:
+            raise InputError("load_best_model_at_end would bring back an early, denser model: switch it off.")
+        model = getattr(model, "module", model)
+        if self.config.total_steps not in (None, state.max_steps):
+            raise InputError(
+                f"the schedule is made for {self.config.total_steps} steps but this run has {state.max_steps}: leave "
+                "total_steps out of the PruningConfig."
+            )
+        self.pruner = Pruner(model, dataclasses.replace(self.config, total_steps=state.max_steps))
+        if state.global_step > 0:
+            folder = self._folder(args, state)
+            if not checkpoint.exists(folder):
+                raise InputError(f"cannot resume pruning: {folder} is missing. Resume from a checkpoint in output_dir.")
+            self.pruner.load_state_dict(checkpoint.load(folder)["pruner"])
+        self.pruner.attach(kwargs["optimizer"])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.pruner is not None and logs is not None and "loss" in logs:
+            logs["density"] = self.pruner.stats()["density"]
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.pruner is not None and state.is_world_process_zero:
+            checkpoint.save(self._folder(args, state), pruner=self.pruner.state_dict())
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.pruner is not None and state.global_step >= state.max_steps:
+            self.pruner.finish()
+
+    @staticmethod
+    def _folder(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "pruner"
