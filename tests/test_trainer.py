@@ -25,8 +25,8 @@ from pinscher import PruningConfig, checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, find_sites
 from pinscher.prune.gates import gate_of
-from pinscher.train.stopping import Stopping
 from pinscher.train.callback import PruningCallback
+from pinscher.train.stopping import Stopping
 from pinscher.train.trainer import PinsTrainer
 from tiny_models import DROPOUT, HEADS, Head
 
