@@ -7,7 +7,6 @@ person reads), answers into scores, and answers into the file that the benchmark
 from __future__ import annotations
 
 import dataclasses
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
+from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.prune.registry import Registry
 
@@ -128,11 +128,4 @@ def add(task: Task) -> Task:
 
 def write_lines(path: Path, lines: Sequence[str]) -> Path:
     """Writes a text file that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    return path
+    return checkpoint.write_text(path, "".join(f"{line}\n" for line in lines))
