@@ -41,7 +41,7 @@ def sst2(tmp_path_factory):
 def command(monkeypatch, capsys, tmp_path):
     """Runs the command here; gives its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "_width", 200, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["pinscher", *map(str, words)])

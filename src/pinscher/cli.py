@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     help="Fine-tune a transformer while pruning it, then store it small and run it fast on a CPU.",
 )
 console, complaints = Console(), Console(stderr=True)
@@ -219,16 +219,20 @@ def with_flags(function: Any) -> Any:
     from pinscher.train.config import RunConfig
 
     kinds: dict[str, Any] = {"str": str, "float": float, "int": int, "bool": bool}
+    hints = get_type_hints(function, include_extras=True)
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [p.replace(annotation=hints[p.name]) for p in own]
     parameters = []
     for setting in dataclasses.fields(RunConfig):
         kind = str(setting.type).removesuffix(" | None")
         flag = f"--{setting.name.replace('_', '-')}"
         names = [f"{flag}/--no-{flag[2:]}"] if kind == "bool" else [flag]
-        default = setting.default if setting.default not in (None, dataclasses.MISSING, False) else None
-        known = "" if default is None else f" [default: {'yes' if default is True else default}]"
+        shown = setting.default if setting.default not in (None, dataclasses.MISSING, False) else None
         option = typer.Option(
-            *names, help=setting.metadata["help"] + known, rich_help_panel=setting.metadata["group"], show_default=False
+            *names,
+            help=setting.metadata["help"],
+            rich_help_panel=setting.metadata["group"],
+            show_default=False if shown is None else str(shown),
         )
         wanted: Any = kinds.get(kind, list[str])
         parameters.append(
