@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pinscher.store import registration
+
 if TYPE_CHECKING:
     from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+    from pinscher.store.saving import save_pretrained
     from pinscher.train.callback import PruningCallback
     from pinscher.train.config import RunConfig
     from pinscher.train.experiment import run
@@ -24,6 +27,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "run",
+    "save_pretrained",
     "sparsity",
 ]
 
@@ -36,6 +40,7 @@ _HOMES = {
     "RunConfig": "train.config",
     "Teacher": "prune",
     "run": "train.experiment",
+    "save_pretrained": "store.saving",
     "sparsity": "prune",
 }
 
@@ -50,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+registration.register()  # plain from_pretrained reads our files from now on

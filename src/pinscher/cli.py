@@ -1,4 +1,4 @@
-"""The command: `pinscher prune` and `pinscher eval`. Flags come from RunConfig's fields, errors are one line."""
+"""The command: `pinscher prune`, `eval` and `export`. Flags come from RunConfig's fields, errors are one line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pinscher.errors import InputError
 
 if TYPE_CHECKING:
     from pinscher.train.config import RunConfig
+    from pinscher.train.showing import Stored
 
 app = typer.Typer(
     add_completion=False,
@@ -119,9 +120,7 @@ def prune(
     if result.status != "finished":
         screen.print(f"stopped at step {result.steps:,}. Continue with: pinscher prune --resume {settings.folder}")
         raise SystemExit(130)
-    if settings.target_size is not None:
-        _export_small(result.folder, screen)
-    showing.result(screen, result)
+    showing.result(screen, result, _store(settings) if _is_stored(settings) else None)
 
 
 def _sized(settings: RunConfig, screen: Console) -> RunConfig:
@@ -135,7 +134,7 @@ def _sized(settings: RunConfig, screen: Console) -> RunConfig:
     model = models.load_model(settings.model, made.task, made.labels, made.tokenizer, settings.new_head)
     patterns = tuple(settings.target_modules) or None, tuple(settings.exclude_modules) or None
     prunable = {f"{site.name}.{site.parameter}" for site in find_sites(model, *patterns)}
-    sparsity = budget.sparsity_for(size, model.state_dict(), prunable)
+    sparsity = budget.sparsity_for(size, model, prunable)
     doubt = ": expect much of the quality to go with it" if sparsity > BOLD else ""
     screen.print(f"{settings.target_size} needs a sparsity of {sparsity:.1%}{doubt}", highlight=False)
     return dataclasses.replace(settings, sparsity=sparsity)
@@ -143,33 +142,30 @@ def _sized(settings: RunConfig, screen: Console) -> RunConfig:
 
 def _resume_finished(settings: RunConfig) -> None:
     """A run that was killed after its result was written may still owe its small file."""
-    from pinscher.train import experiment
+    from pinscher.train import experiment, showing
 
     experiment.remove_checkpoints(settings.folder)
-    if settings.target_size is None or (settings.folder / "export" / "scores.json").exists():
+    if not _is_stored(settings) or (settings.folder / "export" / "README.md").exists():
         raise InputError(f"{settings.folder} is finished: there is nothing to resume.")
-    _export_small(settings.folder, _screen())
+    showing.result(_screen(), experiment.read_result(settings.folder), _store(settings))
 
 
-def _export_small(folder: Path, screen: Console) -> None:
-    """Writes the small file beside the model, and says how large and how good it is."""
-    from safetensors.torch import load_file
+def _is_stored(settings: RunConfig) -> bool:
+    """Whether a run ends with a small file; of several processes the first one writes it."""
+    wanted = settings.export and not settings.is_dense or settings.target_size is not None
+    return wanted and int(os.environ.get("RANK", "0")) == 0
 
-    from pinscher.store import small
-    from pinscher.train import scoring
 
-    state = {
-        name: tensor
-        for path in sorted((folder / "model").glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-    path = small.write(state, folder / "export")
-    found = scoring.score(str(folder), {}, output=str(folder / "export"), weights=small.read(folder / "export"))
-    screen.print(
-        f"\n{path}: {path.stat().st_size / 1e6:.1f} MB in INT8, {found.main} {found.scores[found.main]:.2f} (test)",
-        highlight=False,
-        soft_wrap=True,
-    )
+def _store(settings: RunConfig) -> Stored:
+    """Writes the small file beside the model, everything in INT8, and scores it unless that means generating text."""
+    from pinscher import export
+    from pinscher.train.showing import Stored
+    from pinscher.train.tasks import TASKS
+
+    output = settings.folder / "export"
+    score = not hasattr(TASKS[settings.task], "generate")
+    scores = export.small(export.load(str(settings.folder)), output, embeddings="int8", head="int8", score=score)
+    return Stored(output, scores)
 
 
 def _settings(path: str | None, given: dict[str, Any]) -> RunConfig:
@@ -292,6 +288,80 @@ def evaluate(
     settings = {name: value for name, value in told.items() if value}
     found = scoring.score(model, settings, split=split, batch_size=batch_size, output=output)
     showing.scores(console, found)
+
+
+# ------------------------------------------------------------ export
+
+
+@app.command(name="export")
+def export_(
+    source: Annotated[str, typer.Argument(help="The folder of a run, or any model.", show_default=False)],
+    output: Annotated[str | None, _text("Folder to write; by default RUN/export.")] = None,
+    form: Annotated[str, typer.Option("--format", help="pinscher, hf, scipy or onnx.")] = "pinscher",
+    values: Annotated[str, _shown("Values of the blocks: int8, int6, int4, fp16, bf16, fp32, keep.")] = "int8",
+    embeddings: Annotated[str, _shown("The same for the embeddings.")] = "keep",
+    head: Annotated[str, _shown("The same for pooler and head.")] = "keep",
+    calibrate: Annotated[int, _shown("Choose scales by so many training rows of the run.")] = 0,
+    score: Annotated[bool, typer.Option("--score", help="Score the stored model on the run's test set.")] = False,
+    push_to_hub: Annotated[str | None, _text("Also upload the folder to this repository on the hub.")] = None,
+) -> None:
+    """Store a pruned model small, or in another's format."""
+    from pinscher import export
+
+    _hush()
+    if form not in export.FORMATS:
+        raise InputError(f"unknown format {form!r}: there are {', '.join(export.FORMATS)}.")
+    loaded = export.load(source)
+    if output is None and loaded.run is None:
+        raise InputError("give the folder to write: --output DIR.")
+    folder = Path(output) if output else Path(source) / ("export" if form == "pinscher" else f"export-{form}")
+    how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
+    scores: dict[str, float] = {}
+    if form == "pinscher":
+        with _bar() as progress:
+            scores = export.small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
+    elif score or push_to_hub:
+        raise InputError("--score and --push-to-hub go with --format pinscher.")
+    else:
+        export.write(loaded, folder, form, **how)
+    _tell_export(loaded, folder, form, how, scores)
+
+
+def _shown(help: str) -> Any:
+    return typer.Option(help=help)
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Any]:
+    """A bar over the matrices, on a terminal."""
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("packing", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _tell_export(source: Any, folder: Path, form: str, how: dict[str, Any], scores: dict[str, float]) -> None:
+    from pinscher.store.saving import matrices
+
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".onnx"))
+    parameters = list(source.model.named_parameters())
+    dense = sum(p.numel() * p.element_size() for _, p in parameters)
+    say = [
+        f"{folder}: {size / 1e6:.1f} MB; the dense weights are {dense / 1e6:.1f} MB, {dense / size:.1f} times as much"
+    ]
+    say += [f"  {name} as stored {value:.2f} (test)" for name, value in scores.items()]
+    if form == "pinscher":
+        known = matrices(source.model)
+        embedded = sum(
+            p.numel() * p.element_size() for n, p in parameters if n in known and known[n].role == "embedding"
+        )
+        if how["embeddings"] == "keep" and embedded > size / 2:
+            say.append(f"  {embedded / 1e6:.1f} MB of it are embeddings: --embeddings int8 makes them a quarter")
+        name = type(source.model).__name__
+        say.append(f'  load it: import pinscher; transformers.{name}.from_pretrained("{folder}")')
+    for line in say:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

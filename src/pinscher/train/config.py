@@ -40,6 +40,7 @@ class RunConfig:
         None, "Settings of a cell of the paper, for example paper/rte-80; list shows all.", "Run"
     )
     target_size: str | None = _flag(None, "Choose the sparsity for a file of this size, for example 20MB.", "Run")
+    export: bool = _flag(True, "Store the result small as well, in RUN/export.", "Run")
     baseline: bool = _flag(False, "Also fine-tune densely with the same settings, and compare.", "Run")
     seed: int = _flag(42, "Seed of everything random.", "Run")
     select: str = _flag("final", "Which model is the result: the final one, or the best at the target sparsity.", "Run")

@@ -54,14 +54,15 @@ def load_tokenizer(model: str) -> Any:
 
 def max_tokens(model: str, tokenizer: Any) -> int:
     """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
-    config = _load_config(model)
+    config = load_config(model)
     positions = getattr(config, "max_position_embeddings", None) or NO_LIMIT
     if config.model_type in COUNT_FROM_PADDING:
         positions -= (config.pad_token_id or 0) + 1
     return int(min(tokenizer.model_max_length, positions))
 
 
-def _load_config(model: str) -> Any:
+def load_config(model: str) -> Any:
+    """The model's config.json."""
     place = locate(model)
     try:
         with _hub_if_needed(place):
@@ -72,7 +73,7 @@ def _load_config(model: str) -> Any:
 
 def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False) -> Any:
     """The model with the head that the task needs, in fp32."""
-    place, config = locate(model), _load_config(model)
+    place, config = locate(model), load_config(model)
     settings: dict[str, Any] = {"dtype": torch.float32}
     heads = 1 if task.kind == "regression" else len(labels)
     if heads:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
 from datasets import Dataset
-from torch import Tensor
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
@@ -50,7 +49,7 @@ def score(
     split: str | None = None,
     batch_size: int | None = None,
     output: str | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    stored: str | None = None,
 ) -> Scored:
     """Answers the test set with a checkpoint and scores the answers.
 
@@ -59,7 +58,7 @@ def score(
         settings: fields of RunConfig: task, data, columns, lengths.
         split: a split to answer instead of the task's test set; it may be without labels.
         batch_size: examples in a batch; by default a run's own, else 64.
-        weights: replace the checkpoint's own.
+        stored: a folder with the run's model in another form, scored instead of its own.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
     """
     run = Path(model) if (Path(model) / "config.yaml").exists() else None
@@ -68,7 +67,7 @@ def score(
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
             settings = {name: known[name] for name in INHERITED if known[name]} | settings
-        model = str(run / "model")
+        model = stored or str(run / "model")
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
     config = RunConfig.from_dict({**settings, "model": model})
@@ -86,8 +85,6 @@ def score(
     }
     labels = _labels(model, task, next(iter(tests.values())))
     loaded = models.load_model(model, task, labels, tokenizer).to(evaluating_device())
-    if weights is not None:
-        loaded.load_state_dict(weights, strict=False)
     found = evaluate(loaded, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
     files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,41 +80,64 @@ def scores(console: Console, found: Any) -> None:
         console.print(f"  predictions in {path}", highlight=False, soft_wrap=True)
 
 
-def result(console: Console, done: Result) -> None:
-    """Prints how the run ended; beside the dense run where there is one."""
+@dataclass(frozen=True)
+class Stored:
+    """The small file of a run: its folder, and its scores where it was scored."""
+
+    folder: Path
+    scores: dict[str, float]
+
+
+def result(console: Console, done: Result, stored: Stored | None = None) -> None:
+    """Prints how the run ended; beside the dense run and the small file where there are such."""
     config = experiment.config_of(done.folder)
     pruned = done.folder / "model"
     dense = done.folder / DENSE / "model"
-    beside = done.dense is not None and dense.exists()
-    columns = [dense, pruned] if beside else [pruned]
-    table = Table(
-        "", *(["dense"] if beside else []), "dense" if config.is_dense else "pruned", box=None, pad_edge=False
-    )
-    for name, value in done.scores.items():
-        values = [done.dense[name], value] if done.dense is not None and beside else [value]
-        table.add_row(f"{name.replace('_', ' ')} (test)", *(f"{v:.2f}" for v in values))
-    table.add_row("zeros in the blocks", *(["0.0 %"] if beside else []), f"{done.sparsity:.1%}".replace("%", " %"))
-    table.add_row("model.safetensors", *(f"{_bytes(folder) / 1e6:.1f} MB" for folder in columns))
-    table.add_row("the same, gzipped", *(f"{_gzipped(folder) / 1e6:.1f} MB" for folder in columns))
-    table.add_row("one sentence, PyTorch", *(f"{1e3 * s:.1f} ms" for s in _latencies(columns, config)))
+    before = done.dense if dense.exists() else None
+    small = stored.scores if stored else {}
+    table = Table("", box=None, pad_edge=False)
+    for title, shown in {"dense": before, "dense " if config.is_dense else "pruned": done, "stored": stored}.items():
+        if shown is not None:
+            table.add_column(title.strip(), justify="right")
+
+    def row(name: str, *cells: str | None) -> None:
+        wanted = (before is not None, True, stored is not None)
+        table.add_row(name, *(cell or "" for cell, is_wanted in zip(cells, wanted, strict=True) if is_wanted))
+
+    for name in done.scores:
+        cells = [None if scores is None else scores.get(name) for scores in (before, done.scores, small)]
+        row(f"{name.replace('_', ' ')} (test)", *(None if cell is None else f"{cell:.2f}" for cell in cells))
+    zeros = f"{done.sparsity:.1%}".replace("%", " %")
+    row("zeros in the blocks", "0.0 %", zeros, zeros)
+    folders = [dense if before is not None else None, pruned, stored.folder if stored else None]
+    row("size on disk", *(None if folder is None else f"{_bytes(folder) / 1e6:.1f} MB" for folder in folders))
+    timed = [folder for folder in folders[:2] if folder is not None]
+    times = [f"{1e3 * seconds:.1f} ms" for seconds in _latencies(timed, config)]
+    row("one sentence, PyTorch", *(times if len(times) == 2 else [None, *times]), None)
     console.print()
     console.print(table)
+    console.print(_closing(done, before, stored), highlight=False)
+
+
+def _closing(done: Result, before: dict[str, float] | None, stored: Stored | None) -> str:
     kept = ""
-    if beside and done.dense is not None:
-        kept = f"The pruned model keeps {done.score / done.dense[done.main]:.1%} of the dense {done.main}. "
-    console.print(
-        f"\n{kept}It is in {pruned}, an ordinary model folder, so zeros are still stored as numbers and PyTorch still "
-        f"multiplies by them: equal sizes and times are as expected. {_duration(done.seconds)}, {done.steps:,} steps.",
-        highlight=False,
+    if before is not None:
+        kept = f"The pruned model keeps {done.score / before[done.main]:.1%} of the dense {done.main}. "
+    small = f"make it small with: pinscher export {done.folder}."
+    if stored is not None:
+        ratio = _bytes(done.folder / "model") / _bytes(stored.folder)
+        small = (
+            f"{stored.folder} is the same model in INT8, {ratio:.1f} times smaller: after `import pinscher`, "
+            "from_pretrained loads it."
+        )
+    return (
+        f"\n{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} PyTorch still multiplies by "
+        f"zeros, so equal times are as expected. {_duration(done.seconds)}, {done.steps:,} steps."
     )
 
 
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _gzipped(folder: Path) -> int:
-    return sum(len(gzip.compress(path.read_bytes(), 1)) for path in folder.glob("*.safetensors"))
 
 
 def _latencies(folders: list[Path], config: RunConfig) -> list[float]:

@@ -1,0 +1,130 @@
+"""What `pinscher export` does: takes a run or any model, and leaves it small, or in another's format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from pinscher.errors import InputError
+from pinscher.store import exchange, saving
+from pinscher.train import experiment, models, plan, scoring
+from pinscher.train.config import RunConfig
+
+FORMATS = ("pinscher", "hf", "scipy", "onnx")
+EVALUATED = "eval-export"  # where a run keeps what its stored model answered
+BATCH = 16  # examples of a calibration batch
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export, and what is known of how it came about."""
+
+    model: Any
+    tokenizer: Any
+    run: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def load(place: str) -> Source:
+    """A run's model, or any model by folder or name."""
+    run = Path(place) if (Path(place) / "config.yaml").exists() else None
+    folder = str(run / "model") if run else place
+    if run and not (run / "model").exists():
+        raise InputError(f"{run} has no model yet: continue it with: pinscher prune --resume {run}")
+    config = models.load_config(folder)
+    names = config.architectures or ["AutoModel"]
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise InputError(f"transformers has no {names[0]}, which {place} says it is.")
+    try:
+        model = kind.from_pretrained(models.locate(folder))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise models.unreachable(folder, "model", error) from None
+    try:
+        tokenizer = models.load_tokenizer(folder)
+    except InputError:
+        tokenizer = None  # a model can do without
+    return Source(model, tokenizer, run, _facts(run) if run else {"base_model": place})
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    settings, result = experiment.config_of(run), experiment.read_result(run)
+    return {
+        "base_model": settings.model,
+        "task": settings.task,
+        "method": "dense fine-tuning" if settings.is_dense else settings.method,
+        "sparsity": result.sparsity,
+        "scores": result.scores,
+        "dense_scores": result.dense,
+    }
+
+
+def small(
+    source: Source,
+    output: Path,
+    *,
+    values: str = "int8",
+    embeddings: str = saving.KEEP,
+    head: str = saving.KEEP,
+    calibrate: int = 0,
+    score: bool = False,
+    push_to_hub: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, float]:
+    """Stores a model in the small format; returns its scores as stored, if they were asked for."""
+    made = {"values": values, "embeddings": embeddings, "head": head, "tokenizer": source.tokenizer}
+    batches = calibration(source, calibrate) if calibrate else None
+    saving.save_pretrained(source.model, output, **made, calibration=batches, facts=source.facts, progress=progress)
+    scores: dict[str, float] = {}
+    if score:
+        scores = _scores_as_stored(source, output)
+        saving.rewrite_card(output, source.model, source.facts | {"stored_scores": scores})
+    if push_to_hub is not None:
+        saving.push(output, push_to_hub)
+    return scores
+
+
+def _scores_as_stored(source: Source, output: Path) -> dict[str, float]:
+    if source.run is None:
+        raise InputError("--score needs a run, which knows its task. Use: pinscher eval FOLDER --task …")
+    return scoring.score(str(source.run), {}, stored=str(output), output=str(source.run / EVALUATED)).scores
+
+
+def calibration(source: Source, rows: int) -> list[dict[str, Any]]:
+    """Batches of a run's own training rows."""
+    if source.run is None:
+        raise InputError("--calibrate needs a run, which knows its data.")
+    settings = experiment.config_of(source.run)
+    made = plan.make(RunConfig.from_dict(settings.to_dict()))
+    collate = made.task.collator(made.tokenizer)
+    features = [made.train[i] for i in range(min(rows, len(made.train)))]
+    spare = ("labels", "start_positions", "end_positions")
+    return [
+        {name: tensor for name, tensor in collate(features[start : start + BATCH]).items() if name not in spare}
+        for start in range(0, len(features), BATCH)
+    ]
+
+
+def write(
+    source: Source, output: Path, form: str, *, values: str, embeddings: str, head: str, calibrate: int
+) -> list[Path]:
+    """Writes one of the other formats; returns the files."""
+    if output.is_dir() and any(output.iterdir()):
+        raise InputError(f"{output} is not empty: give a new folder.")
+    if form == "hf":
+        wanted = {"matrix": values, "embedding": embeddings, "head": head}
+        folder = exchange.to_hf(source.model, output, source.tokenizer, wanted)
+    elif form == "scipy":
+        folder = exchange.to_scipy(source.model, output, values)
+    else:
+        from pinscher.store import onnx
+
+        output.mkdir(parents=True, exist_ok=True)
+        batches = calibration(source, calibrate or 64) if source.run else None
+        onnx.export(source.model, output, source.tokenizer, task_batches=batches)
+        folder = output
+    return sorted(path for path in folder.iterdir() if path.is_file())

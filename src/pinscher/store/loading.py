@@ -1,0 +1,164 @@
+"""How transformers reads the small file: imported by transformers' own import, never before (registration.py).
+
+`from_pretrained` finds quant_method "pinscher" in config.json, makes this quantizer, and hands every stored
+`weight` to its one operation. Files are checked before any weight is touched. Matrices are decoded ahead of their turn
+by a few threads, never more than that many at once; the model that comes out is dense and ordinary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers.core_model_loading import ConversionOps, _IdentityOp, dot_natural_key
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from pinscher.errors import InputError
+from pinscher.store import payload
+from pinscher.store.file import VERSION, Stored, is_packed
+from pinscher.store.streams import DamagedError
+
+METHOD = "pinscher"
+
+
+@register_quantization_config(METHOD)
+class PinscherConfig(QuantizationConfigMixin):
+    """What config.json says of the small file."""
+
+    def __init__(self, version: int = VERSION, **settings: Any) -> None:
+        self.quant_method: Any = METHOD
+        self.version = version
+        self.settings = {key: value for key, value in settings.items() if key not in ("quant_method", "dequantize")}
+        self.dequantize = True  # the model that comes out has plain weights
+
+    def to_dict(self) -> dict[str, Any]:
+        """For config.json."""
+        return {"quant_method": METHOD, "version": self.version, **self.settings}
+
+
+@register_quantizer(METHOD)
+class PinscherQuantizer(HfQuantizer):
+    """Unpacks stored matrices as they are loaded."""
+
+    serialized_names = {"weight": ["weight"]}  # noqa: RUF012  (the base class's attribute)
+
+    def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.ahead: Ahead | None = None
+
+    def validate_environment(self, *_: Any, **__: Any) -> None:
+        version = getattr(self.quantization_config, "version", None)
+        if version != VERSION:
+            raise InputError(f"the model has format version {version}, this pinscher reads {VERSION}: update pinscher.")
+        if not self.pre_quantized:
+            raise InputError("the model is not stored in pinscher's format: pinscher.save_pretrained stores it so.")
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        files = [Path(path) for path in kwargs["checkpoint_files"] or ()]
+        if len({path.parent for path in files}) > 1:
+            raise DamagedError("the index of the model names files outside its folder")
+        stored = Stored(files)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        for name in stored.names():
+            self._check_shape(stored, name, shapes, model.base_model_prefix)
+        self.ahead = Ahead(stored)
+
+    def _check_shape(self, stored: Stored, name: str, shapes: dict[str, tuple[int, ...]], prefix: str) -> None:
+        found = stored.head(name)
+        wanted = next(
+            (shapes[key] for key in (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}") if key in shapes), None
+        )
+        shape = found.shape if found else tuple(stored.raw(name).shape)
+        if wanted is not None and wanted != shape and (found or "weight" in name):
+            raise InputError(f"{name} is stored as {list(shape)}, the model in config.json has {list(wanted)}.")
+
+    def get_load_operations(self) -> dict[str, Any]:
+        return {"dequantize": Unpack}
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        if self.ahead is not None:
+            self.ahead.close()
+        self.ahead = None
+        # What was unpacked is saved as it is: there is no conversion to revert.
+        model._weight_conversions = [c for c in model._weight_conversions if not _unpacks(c)] or None
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+
+def _unpacks(conversion: Any) -> bool:
+    return any(isinstance(operation, Unpack) for operation in getattr(conversion, "operations", ()))
+
+
+class Unpack(ConversionOps):
+    """A stored tensor as the parameter it was."""
+
+    def __init__(self, hf_quantizer: PinscherQuantizer) -> None:
+        self.hf_quantizer = hf_quantizer
+
+    def __deepcopy__(self, _: Any) -> Unpack:
+        return self  # transformers copies the operation for every parameter
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Any]:
+        wanted = kwargs["model"].get_parameter_or_buffer(kwargs["full_layer_name"])
+        return {key: self._ready(value, wanted) for key, value in input_dict.items()}
+
+    def _ready(self, value: Any, wanted: Tensor) -> Tensor:
+        stored: Tensor = value[0] if isinstance(value, list) else value
+        weight = stored
+        if is_packed(stored):
+            ahead = self.hf_quantizer.ahead
+            weight = payload.unpack(stored.cpu()) if ahead is None else ahead.take(stored.cpu())
+        return weight.to(device=stored.device, dtype=wanted.dtype if weight.is_floating_point() else None)
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return _IdentityOp()
+
+
+class Ahead:
+    """Decodes the matrices that come next while the one asked for is put in place.
+
+    The order is that of transformers; a matrix is recognised by its header, whose checksum names its content.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        names = sorted(stored.names(), key=dot_natural_key)
+        self.waiting = deque(name for name in names if is_packed(stored.raw(name)))
+        self.threads = max(1, min(8, os.cpu_count() or 1))
+        self.pool = ThreadPoolExecutor(self.threads)
+        self.running: dict[bytes, Future[Tensor]] = {}
+
+    def take(self, packed: Tensor) -> Tensor:
+        self._fill()
+        future = self.running.pop(_key(packed), None)
+        weight = payload.unpack(packed) if future is None else future.result()
+        self._fill()
+        return weight
+
+    def _fill(self) -> None:
+        while self.waiting and len(self.running) < self.threads:
+            packed = self.stored.raw(self.waiting.popleft())
+            self.running.setdefault(_key(packed), self.pool.submit(payload.unpack, packed))
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.stored.close()
+
+
+def _key(packed: Tensor) -> bytes:
+    return bytes(packed[: payload.HEADER.size].numpy())

@@ -1,0 +1,56 @@
+"""Makes `from_pretrained` know the small file after `import pinscher`, without importing transformers for it.
+
+transformers asks its module `quantizers.auto` how a file is read. If that is loaded, we register at once; if not, we
+wait for its import and register right after it. So `import pinscher` stays light, and the order of imports does not
+matter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+WATCHED = "transformers.quantizers.auto"
+OURS = "pinscher.store.loading"
+
+
+def register() -> None:
+    """Registers now or as soon as transformers is there; a second call changes nothing."""
+    if WATCHED in sys.modules:
+        importlib.import_module(OURS)
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Lets the import of one module pass, and does its work when it is done."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != WATCHED:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader)
+        return spec
+
+
+class _Then(importlib.abc.Loader):
+    """A module's own loader, and our registration after it."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        importlib.import_module(OURS)

@@ -1,0 +1,216 @@
+"""Stores a model small: packs its matrices, and writes a folder that plain `from_pretrained` loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from pinscher import checkpoint
+from pinscher.errors import InputError
+from pinscher.store import card, file, payload
+from pinscher.store.calibration import importances
+from pinscher.store.codecs import CODECS
+
+KEEP = "keep"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix of a model: what it is for, and which way round it is stored."""
+
+    module: str
+    role: str  # "matrix" of a block, "embedding", or "head" for what else is linear
+    transposed: bool = False
+
+
+def matrices(model: nn.Module) -> dict[str, Matrix]:
+    """The model's matrices by the name of their parameter; a tied one only once, as an embedding where it is one."""
+    blocks = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
+    found: dict[int, tuple[str, Matrix]] = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        flipped = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
+            continue
+        if isinstance(module, nn.Embedding):
+            role = "embedding"
+        elif isinstance(module, nn.Linear) or flipped:
+            role = "matrix" if name.startswith(blocks) and blocks else "head"
+        else:
+            continue
+        if id(weight) not in found or role == "embedding":
+            found[id(weight)] = f"{name}.weight", Matrix(name, role, flipped)
+    return dict(found.values())
+
+
+def save_pretrained(
+    model: Any,
+    folder: str | Path,
+    *,
+    values: str = "int8",
+    embeddings: str = KEEP,
+    head: str = KEEP,
+    codecs: tuple[str, ...] = tuple(CODECS),
+    calibration: Iterable[Mapping[str, Any]] | None = None,
+    tokenizer: Any = None,
+    max_shard_size: int | str = file.SHARD,
+    facts: Mapping[str, Any] | None = None,
+    push_to_hub: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Writes a model as a small folder, whole or not at all; `from_pretrained` loads it after `import pinscher`.
+
+    The model is not changed.
+
+    Args:
+        model: a transformers model.
+        folder: a new folder, an empty one, or an earlier one of ours, which is replaced.
+        values: of the blocks' matrices: int8, int6, int4, fp16, bf16, fp32, or keep.
+        embeddings: the same for the embeddings.
+        head: the same for what is linear outside the blocks (pooler, classifier, projections).
+        codecs: the codecs to choose from; the smallest wins, matrix by matrix.
+        calibration: batches for the model; INT8 scales then weigh each input by its mean square.
+        tokenizer: stored beside the model.
+        max_shard_size: of one file.
+        facts: what the model card tells: base_model, task, scores, …
+        push_to_hub: a repository on the hub that gets the folder.
+        progress: called with matrices done and in all.
+
+    Raises:
+        InputError: for weights that are not finite, gates that are not yet baked in, an unknown name, a folder that
+            holds something else.
+    """
+    folder = Path(folder)
+    wanted = {"matrix": values, "embedding": embeddings, "head": head}
+    _check(model, folder, wanted)
+    tensors = packed(model, wanted, codecs, calibration, progress)
+    settings = {"version": file.VERSION, "values": values, "embeddings": embeddings, "head": head}
+    with checkpoint.whole(folder) as fresh:
+        files = file.write(fresh, tensors, max_shard_size)
+        _write_config(model, fresh, settings)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(fresh)
+        size = sum(path.stat().st_size for path in files)
+        card.write(fresh, model, size, facts or {}, settings, densities(model))
+    if push_to_hub is not None:
+        push(folder, push_to_hub)
+    return folder
+
+
+def packed(
+    model: nn.Module,
+    wanted: Mapping[str, str],
+    codecs: tuple[str, ...] = tuple(CODECS),
+    calibration: Iterable[Mapping[str, Any]] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The tensors of the file: packed where their role is to be, else as they are; tied ones once."""
+    known = matrices(model)
+    state = untied(model)
+    jobs = {name: m for name, m in known.items() if name in state and wanted[m.role] != KEEP}
+    weights = {} if calibration is None else importances(model, calibration, [m.module for m in jobs.values()])
+
+    def job(name: str) -> Tensor:
+        matrix, how = jobs[name], wanted[jobs[name].role]
+        if matrix.role == "embedding" and how in payload.KEPT:
+            return state[name].detach().to(payload.KEPT[how])  # plain, so that it can be read in place
+        importance = weights.get(matrix.module) if matrix.role != "embedding" else None
+        try:
+            made = payload.pack(state[name], how, transposed=matrix.transposed, codecs=codecs, importance=importance)
+        except InputError as error:
+            raise InputError(f"cannot store {name}: {error}") from None
+        return torch.frombuffer(bytearray(made), dtype=torch.uint8)
+
+    done = dict(state)
+    with ThreadPoolExecutor(2) as pool:
+        for number, (name, tensor) in enumerate(zip(jobs, pool.map(job, jobs), strict=True), 1):
+            done[name] = tensor
+            if progress is not None:
+                progress(number, len(jobs))
+    return done
+
+
+def untied(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, every tensor once: under the name of the embedding where it is one, else the first."""
+    preferred, seen = matrices(model), {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        key = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
+        if key not in seen or name in preferred:
+            seen[key] = name
+    names = set(seen.values())
+    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items() if name in names}
+
+
+def densities(model: nn.Module) -> dict[str, float]:
+    """The fraction of weights that are not zero, for each matrix of the blocks."""
+    state = model.state_dict()
+    return {
+        name: float((state[name] != 0).float().mean())
+        for name, matrix in matrices(model).items()
+        if matrix.role == "matrix" and state[name].numel()
+    }
+
+
+def rewrite_card(folder: Path, model: Any, facts: Mapping[str, Any]) -> None:
+    """Tells the card of a stored model more facts."""
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    size = sum(path.stat().st_size for path in file.files_of(folder))
+    checkpoint.write_text(folder / "README.md", card.text(model, size, facts, settings, densities(model)))
+
+
+def push(folder: Path, repository: str) -> str:
+    """Uploads a stored folder to the hub; returns the commit's address."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    api = HfApi()
+    try:
+        name = api.create_repo(repository, exist_ok=True).repo_id
+        return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Store the pruned model small"))
+    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"could not push to {repository}: {reason} The folder {folder} is complete: log in with `hf auth login` "
+            "or check the network, and push it again."
+        ) from None
+
+
+def _write_config(model: Any, folder: Path, settings: dict[str, Any]) -> None:
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    config["dtype"] = str(model.dtype).removeprefix("torch.")
+    config["quantization_config"] = {"quant_method": "pinscher", **settings}
+    type(model.config).from_dict(config).save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
+    for how in wanted.values():
+        if how not in (KEEP, *payload.VALUES):
+            raise InputError(f"unknown values {how!r}: there are {', '.join((*payload.VALUES, KEEP))}.")
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise InputError("the model still has gates on its weights: call pruner.finish() before it is stored.")
+    if not hasattr(model, "config"):
+        raise InputError("only a transformers model can be stored: this one has no config.")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
+        raise InputError(f"{folder} holds something else: give a new folder, or empty this one.")
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is one that `save_pretrained` wrote."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return bool(config["quantization_config"]["quant_method"] == "pinscher")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,143 @@
+"""Numbers as bytes near their entropy, and small integers as few bytes: what the codecs are written with.
+
+The entropy coder is pcodec's: tANS over bins it chooses itself, written in Rust, maintained, with a stable format. A
+stream is one chunk with one page in its "wrapped" form. What was compared with it, and how: docs/format.md.
+
+    stream   varint count | then, if count > 0: u8 kind | varint bytes | chunk meta and page as pcodec writes them
+
+A Reader never goes past its end and never makes room for more numbers than the caller allows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec
+from pcodec.wrapped import FileCompressor, FileDecompressor
+
+from pinscher.errors import InputError
+
+Array = NDArray[Any]
+# The kinds of number a stream may hold; a stream names its own by its place here.
+KINDS = tuple(np.dtype(kind) for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"))
+NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")
+PAGE = 1 << 23  # numbers in one page; longer streams have several
+LEVEL = 12  # as many bins as there are codes: decoding is as fast with few
+
+
+class DamagedError(InputError):
+    """A stored matrix or file cannot be what was written."""
+
+
+def small_unsigned(values: Array) -> Array:
+    """The same numbers in the smallest unsigned type that holds them."""
+    most = int(values.max()) if values.size else 0
+    kind = next(k for k in ("uint8", "uint16", "uint32", "uint64") if most <= np.iinfo(k).max)
+    return values.astype(kind)
+
+
+def varint(number: int) -> bytes:
+    """LEB128: seven bits a byte, lowest first."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+@functools.cache
+def _file() -> tuple[Any, Any]:
+    """The coder and the decoder; pcodec's own file header says only its version, which ours implies."""
+    coder = FileCompressor()
+    return coder, FileDecompressor.new(coder.write_header())[0]
+
+
+def _config(count: int) -> ChunkConfig:
+    pages = [PAGE] * (count // PAGE) + ([count % PAGE] if count % PAGE else [])
+    return ChunkConfig(
+        compression_level=LEVEL,
+        mode_spec=ModeSpec.classic(),
+        delta_spec=DeltaSpec.no_op(),
+        paging_spec=PagingSpec.exact_page_sizes(pages),
+        enable_8_bit=True,
+    )
+
+
+def stream(values: Array) -> bytes:
+    """One-dimensional integers as a stream."""
+    if not values.size:
+        return varint(0)
+    chunk = _file()[0].chunk_compressor(np.ascontiguousarray(values), _config(values.size))
+    pages = range(len(chunk.n_per_page()))
+    body: bytes = chunk.write_meta() + b"".join(chunk.write_page(page) for page in pages)
+    return varint(values.size) + bytes([KINDS.index(values.dtype)]) + varint(len(body)) + body
+
+
+class Reader:
+    """Walks through bytes; every step is checked."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> memoryview:
+        if count < 0 or count > len(self.data) - self.at:
+            raise DamagedError("the data ends too early")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def varint(self) -> int:
+        number = 0
+        for shift in range(0, 63, 7):
+            byte = self.take(1)[0]
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+        raise DamagedError("a length is out of range")
+
+    def array(self, dtype: np.dtype[Any], count: int) -> Array:
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
+
+    def stream(self, most: int) -> Array:
+        """The numbers of a stream; more than `most` of them are refused before room is made."""
+        count = self.varint()
+        if count > most:
+            raise DamagedError(f"a stream of {count} numbers where at most {most} can be")
+        if not count:
+            return np.empty(0, np.uint8)
+        kind = self.take(1)[0]
+        if kind >= len(KINDS):
+            raise DamagedError(f"unknown kind of number {kind}")
+        body = bytes(self.take(self.varint()))
+        out = np.empty(count, KINDS[kind])
+        try:
+            _fill(out, body, NAMES[kind])
+        except DamagedError:
+            raise
+        except BaseException as error:  # a panic of the Rust side is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise DamagedError(f"a stream cannot be decoded ({type(error).__name__})") from None
+        return out
+
+    def finished(self) -> None:
+        if self.at != len(self.data):
+            raise DamagedError(f"{len(self.data) - self.at} bytes too many")
+
+
+def _fill(out: Array, body: bytes, name: str) -> None:
+    chunk, at = _file()[1].chunk_decompressor(body, name)
+    for start in range(0, len(out), PAGE):
+        part = out[start : start + PAGE]
+        progress, used = chunk.read_page_into(body[at:], len(part), part)
+        if progress.n_processed != len(part):
+            raise DamagedError("a stream holds fewer numbers than it says")
+        at += used
+    if at != len(body):
+        raise DamagedError("a stream is longer than its numbers")
+
+
+__all__ = ["DamagedError", "Reader", "small_unsigned", "stream", "varint"]
