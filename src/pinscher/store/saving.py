@@ -117,13 +117,14 @@ def packed(
     known = matrices(model)
     state = untied(model)
     jobs = {name: m for name, m in known.items() if name in state and wanted[m.role] != KEEP}
-    weights = {} if calibration is None else importances(model, calibration, [m.module for m in jobs.values()])
+    layers = [matrix.module for matrix in jobs.values() if matrix.role != "embedding"]
+    weights = {} if calibration is None else importances(model, calibration, layers)
 
     def job(name: str) -> Tensor:
         matrix, how = jobs[name], wanted[jobs[name].role]
         if matrix.role == "embedding" and how in payload.KEPT:
             return state[name].detach().to(payload.KEPT[how])  # plain, so that it can be read in place
-        importance = weights.get(matrix.module) if matrix.role != "embedding" else None
+        importance = weights.get(matrix.module)
         try:
             made = payload.pack(state[name], how, transposed=matrix.transposed, codecs=codecs, importance=importance)
         except InputError as error:
@@ -170,16 +171,15 @@ def rewrite_card(folder: Path, model: Any, facts: Mapping[str, Any]) -> None:
 def push(folder: Path, repository: str) -> str:
     """Uploads a stored folder to the hub; returns the commit's address."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     api = HfApi()
     try:
         name = api.create_repo(repository, exist_ok=True).repo_id
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Store the pruned model small"))
-    except (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    except Exception as error:  # no network, no login, no right to: the hub's client has many names for them
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise InputError(
-            f"could not push to {repository}: {reason} The folder {folder} is complete: log in with `hf auth login` "
+            f"could not push to {repository}: {reason}. The folder {folder} is complete: log in with `hf auth login` "
             "or check the network, and push it again."
         ) from None
 

@@ -1,0 +1,88 @@
+"""What storing costs in quality: scores and predictions of pruned models, in fp32 and as stored, on their test sets.
+
+    python benchmarks/storage_quality.py RUN … --output benchmarks/results/storage_quality.txt
+
+RUN is the folder of a run; runs of one task are seeds, and the last lines are their means. "unchanged" is the fraction of test rows
+that get the same answer as from the pruned model in fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pinscher import export
+from pinscher.train import experiment, plan
+from pinscher.train.evaluation import outputs_of
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "int8 blocks": {},
+    "int8 blocks, calibrated": {"calibrate": 256},
+    "int8 all": {"embeddings": "int8", "head": "int8"},
+    "int6 blocks": {"values": "int6"},
+    "int4 blocks": {"values": "int4"},
+    "int4 blocks, calibrated": {"values": "int4", "calibrate": 256},
+}
+Found = tuple[float, float, float]  # score, unchanged, megabytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    lines = [f"$ python benchmarks/storage_quality.py {' '.join(run.name for run in args.runs)}", ""]
+    lines.append(f"{'run':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}{'MB':>8}")
+    seen: dict[tuple[str, str], list[tuple[float, Found]]] = defaultdict(list)
+    for run in args.runs:
+        task, before, found = measure(run)
+        lines.append(f"{run.name:14}{'fp32':28}{before:8.2f}")
+        for variant, (score, same, size) in found.items():
+            lines.append(f"{run.name:14}{variant:28}{score:8.2f}{before - score:+8.2f}{same:12.2%}{size:8.2f}")
+            seen[task, variant].append((before, (score, same, size)))
+    lines += ["", "means over the runs of a task", f"{'task':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}"]
+    for (task, variant), some in seen.items():
+        score, same = (statistics.mean(found[place] for _, found in some) for place in (0, 1))
+        lost = statistics.mean(before - found[0] for before, found in some)
+        lines.append(f"{task:14}{variant:28}{score:8.2f}{lost:+8.2f}{same:12.2%}   {len(some)} runs")
+    text = "\n".join(lines)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+
+
+def measure(run: Path) -> tuple[str, float, dict[str, Found]]:
+    """The run's task, its score in fp32, and what every variant makes of it."""
+    made = plan.make(experiment.config_of(run))
+    source = export.load(str(run))
+    (rows,) = made.splits.tests.values()
+    features = made.task.features(rows, made.tokenizer, made.labels, training=False)
+
+    def answers(model: Any) -> tuple[list[Any], float]:
+        outputs = outputs_of(model.eval(), features, made.task.collator(made.tokenizer), 64, made.task.kind)
+        said = made.task.answers(outputs, features, rows, made.labels)
+        return said, made.task.scores(said, rows)[made.task.main]
+
+    reference, before = answers(source.model)
+    found: dict[str, Found] = {}
+    for name, how in VARIANTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            export.small(source, Path(folder) / "small", **how)
+            size = sum(path.stat().st_size for path in (Path(folder) / "small").glob("*.safetensors"))
+            said, score = answers(type(source.model).from_pretrained(Path(folder) / "small"))
+        same = float(np.mean([a == b for a, b in zip(reference, said, strict=True)]))
+        found[name] = score, same, size / 1e6
+    return made.config.task, before, found
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(True)
+    sys.exit(main())
