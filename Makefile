@@ -1,4 +1,4 @@
-# Everything sets itself up: `make test` and `make demo` need Python 3.11+ and nothing else.
+# Everything sets itself up: `make test` and `make demo` need Python 3.11+ and, for the native code, a C++ compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,16 +16,20 @@ types: $(READY)
 	$(BIN)/mypy
 
 pytest: $(READY)
-	$(BIN)/pytest
+	PINSCHER_REQUIRE_NATIVE=1 $(BIN)/pytest
 
 demo: $(READY)
 	$(BIN)/pinscher prune --overwrite
 
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/threshold.py --output benchmarks/results/threshold.txt
 	$(BIN)/python benchmarks/step_overhead.py --output benchmarks/results/step_overhead.txt
+	$(BIN)/python benchmarks/coders.py --output benchmarks/results/coders.txt
+	$(BIN)/python benchmarks/storage.py --output benchmarks/results/storage.txt
+	$(BIN)/python benchmarks/loading.py --output benchmarks/results/loading.txt
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

