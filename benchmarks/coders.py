@@ -3,8 +3,9 @@
     pip install constriction zstandard brotli
     python benchmarks/coders.py --output benchmarks/results/coders.txt
 
-The input is what the entropy codec hands on: the gaps between the kept weights of a 3072 x 768 matrix N(0, 0.04) pruned by magnitude, and
-their INT8 codes. Every coder gets the same arrays and must give them back. Speeds are medians, the coders taking turns.
+The input is what the entropy codec hands on: the gaps between the kept weights of a 3072 x 768 matrix N(0, 0.04)
+pruned by magnitude, and their INT8 codes. Every coder gets the same arrays and must give them back. Speeds are
+medians, the coders taking turns.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def ans() -> Coder:
     """constriction's range-ANS with the array's own frequencies, whose bytes (two a symbol) are counted."""
 
     def model(frequencies: np.ndarray) -> Any:
-        return constriction.stream.model.Categorical((frequencies / frequencies.sum()).astype(np.float32), perfect=False)
+        return constriction.stream.model.Categorical(
+            (frequencies / frequencies.sum()).astype(np.float32), perfect=False
+        )
 
     def encode(array: np.ndarray) -> tuple[Any, np.ndarray]:
         symbols = array.view(np.uint8).astype(np.int32)
@@ -114,7 +117,11 @@ def timed(arrays: list[np.ndarray], turns: int = 5) -> dict[str, tuple[float, fl
             for data, array in zip(made, arrays, strict=True):
                 coder.decode(data, array)
             took[name].append((middle - start, time.perf_counter() - middle))
-    return {name: (statistics.median(a), statistics.median(b)) for name, pairs in took.items() for a, b in [zip(*pairs, strict=True)]}
+    return {
+        name: (statistics.median(a), statistics.median(b))
+        for name, pairs in took.items()
+        for a, b in [zip(*pairs, strict=True)]
+    }
 
 
 if __name__ == "__main__":

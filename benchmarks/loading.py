@@ -2,10 +2,10 @@
 
     python benchmarks/loading.py --output benchmarks/results/loading.txt
 
-A BERT-base classifier with random weights, 80 % of its blocks pruned by magnitude, is stored densely, small with plain embeddings, and
-small throughout. Each is loaded in a process of its own, the three taking turns; the clock starts when the libraries are
-imported. Memory is the most that the process had of its own (mapped files excepted) while loading, less what it had before,
-beside the bytes of the dense model.
+A BERT-base classifier with random weights, 80 % of its blocks pruned by magnitude, is stored densely, small with
+plain embeddings, and small throughout. Each is loaded in a process of its own, the three taking turns; the clock
+starts when the libraries are imported. Memory is the most that the process had of its own (mapped files excepted)
+while loading, less what it had before, beside the bytes of the dense model.
 """
 
 from __future__ import annotations
@@ -62,9 +62,18 @@ def main() -> None:
         for _ in range(args.turns):
             for name in variants:
                 found[name].append(child(Path(root) / name, "time"))
-        peaks = {name: statistics.median(child(Path(root) / name, "memory")["peak"] for _ in range(3)) for name in variants}
-        lines = ["$ python benchmarks/loading.py", "", f"dense model {dense / 1e6:.1f} MB, largest matrix {largest / 1e6:.1f} MB", ""]
-        lines.append(f"{'':12}{'on disk':>12}{'load':>12}{'to first prediction':>24}{'peak memory':>16}{'over dense':>14}")
+        peaks = {
+            name: statistics.median(child(Path(root) / name, "memory")["peak"] for _ in range(3)) for name in variants
+        }
+        lines = [
+            "$ python benchmarks/loading.py",
+            "",
+            f"dense model {dense / 1e6:.1f} MB, largest matrix {largest / 1e6:.1f} MB",
+            "",
+        ]
+        lines.append(
+            f"{'':12}{'on disk':>12}{'load':>12}{'to first prediction':>24}{'peak memory':>16}{'over dense':>14}"
+        )
         for name in variants:
             size = sum(path.stat().st_size for path in (Path(root) / name).glob("*.safetensors"))
             load, first = (statistics.median(run[key] for run in found[name]) for key in ("load", "first"))

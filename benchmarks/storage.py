@@ -1,9 +1,11 @@
-"""How small the file is and how fast it is read, against bounds computed from the same codes and against other ways to store them.
+"""How small the file is and how fast it is read, against bounds computed from the same codes and against other ways
+to store them.
 
-    python benchmarks/storage.py --output benchmarks/results/storage.txt                     # BERT-base's shapes, 80 and 90 %
-    python benchmarks/storage.py --model RUN/model --output benchmarks/results/storage_real.txt    # a model that was pruned
+    python benchmarks/storage.py --output benchmarks/results/storage.txt       # BERT-base's shapes, 80 and 90 %
+    python benchmarks/storage.py --model RUN/model …                           # models that were pruned
 
-Everything is counted that a file needs to give the weights back: scales, headers, checksums, names. The bounds count only codes:
+Everything is counted that a file needs to give the weights back: scales, headers, checksums, names. The bounds count
+only codes:
 
     order 0       the mask as independent bits of one density a matrix, the codes by their frequencies in the matrix
     conditional   each mask bit by the additive model logit p = a_row + b_column fitted to the matrix; codes as above

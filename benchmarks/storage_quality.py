@@ -2,22 +2,20 @@
 
     python benchmarks/storage_quality.py RUN … --output benchmarks/results/storage_quality.txt
 
-RUN is the folder of a run; runs of one task are seeds, and the last lines are their means. "unchanged" is the fraction of test rows
-that get the same answer as from the pruned model in fp32.
+RUN is the folder of a run; runs of one task are seeds, and the last lines are their means. "unchanged" is the fraction
+of test rows that get the same answer as from the pruned model in fp32.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from pinscher import export
 from pinscher.train import experiment, plan
@@ -48,7 +46,11 @@ def main() -> None:
         for variant, (score, same, size) in found.items():
             lines.append(f"{run.name:14}{variant:28}{score:8.2f}{before - score:+8.2f}{same:12.2%}{size:8.2f}")
             seen[task, variant].append((before, (score, same, size)))
-    lines += ["", "means over the runs of a task", f"{'task':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}"]
+    lines += [
+        "",
+        "means over the runs of a task",
+        f"{'task':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}",
+    ]
     for (task, variant), some in seen.items():
         score, same = (statistics.mean(found[place] for _, found in some) for place in (0, 1))
         lost = statistics.mean(before - found[0] for before, found in some)
@@ -84,5 +86,4 @@ def measure(run: Path) -> tuple[str, float, dict[str, Found]]:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(True)
-    sys.exit(main())
+    main()

@@ -152,7 +152,7 @@ def _resume_finished(settings: RunConfig) -> None:
 
 def _is_stored(settings: RunConfig) -> bool:
     """Whether a run ends with a small file; of several processes the first one writes it."""
-    wanted = settings.export and not settings.is_dense or settings.target_size is not None
+    wanted = (settings.export and not settings.is_dense) or settings.target_size is not None
     return wanted and int(os.environ.get("RANK", "0")) == 0
 
 

@@ -98,7 +98,7 @@ class _Plain(nn.Module):
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).cpu().float().eval()
+        self.model = copy.deepcopy(model).cpu().float()
         self.model.set_attn_implementation("eager")
         self.model.config.use_cache = False
         kind = model.config.model_type
@@ -109,6 +109,7 @@ class _Plain(nn.Module):
         head = type(model).__name__
         self.outputs = ["start_logits", "end_logits"] if head.endswith("QuestionAnswering") else ["logits"]
         self.by_token = not head.endswith("SequenceClassification")
+        self.eval()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, values, strict=True))
@@ -168,12 +169,14 @@ def _random_batches(plain: _Plain, length: int) -> list[Batch]:
     config, generator = plain.model.config, torch.Generator().manual_seed(0)
     first = (config.pad_token_id or 0) + 1 if config.model_type in SHIFTED else 0
     longest = max(1, min(length, config.max_position_embeddings - first))
-    batches = []
+    batches: list[Batch] = []
     for rows, columns in ((2, longest), (3, (longest + 1) // 2), (4, longest), (4, longest)):
         ids = torch.randint(0, config.vocab_size, (rows, columns), generator=generator)
         mask = torch.ones_like(ids)
         mask[0, (columns + 1) // 2 :] = 0
-        batches.append({"input_ids": ids, "attention_mask": mask})
+        ids[mask == 0] = config.pad_token_id or 0
+        types = torch.arange(columns).ge(columns // 4).long().expand(rows, -1)
+        batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
     return batches
 
 
@@ -190,7 +193,7 @@ def _traced(plain: _Plain, batch: Batch, onnx: Any) -> Any:
         torch.onnx.export(
             plain,
             values,
-            written,
+            written,  # type: ignore[arg-type]  # this exporter takes an open file
             dynamo=False,
             opset_version=OPSET,
             input_names=plain.inputs,
@@ -228,7 +231,7 @@ def _rename_(proto: Any) -> None:
 
 
 def _module(node: Any) -> str:
-    """The name of the module that a node was traced from: /model/encoder/layer.0/query/MatMul is encoder.layer.0.query."""
+    """The name of the module that a node was traced from: /model/encoder/layer.0/MatMul is of encoder.layer.0."""
     path: str = node.name.rpartition("/")[0]
     return path.removeprefix("/model/").replace("/", ".")
 
@@ -356,7 +359,8 @@ def _rebuilt(
     proto: Any, products: list[_Product], multiply: Callable[[_Product, Any], tuple[list[Any], Constants]], onnx: Any
 ) -> Any:
     """A copy of the graph with every product remade as y = columns ⊙ multiply(x) + b."""
-    make, constants = onnx.helper.make_node, {}
+    make = onnx.helper.make_node
+    constants: Constants = {}
     nodes: dict[str, Any] = {}  # by output, since products share what quantizes their input
     replaced = {product.node.output[0]: product for product in products}
     for node in proto.graph.node:

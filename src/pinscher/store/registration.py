@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -22,7 +23,7 @@ OURS = "pinscher.store.loading"
 def register() -> None:
     """Registers now or as soon as transformers is there; a second call changes nothing."""
     if WATCHED in sys.modules:
-        importlib.import_module(OURS)
+        _load_ours()
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
 
@@ -53,4 +54,15 @@ class _Then(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
+        _load_ours()
+
+
+def _load_ours() -> None:
+    """Registers, or says why it cannot: another's import must not fail because of us."""
+    try:
         importlib.import_module(OURS)
+    except ImportError as error:
+        warnings.warn(
+            f"this transformers cannot read pinscher's small files ({error}): pinscher needs 5.22 or later.",
+            stacklevel=2,
+        )
