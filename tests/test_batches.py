@@ -208,3 +208,12 @@ def test_one_label_or_a_problem_type_makes_it_regression(name):
 
 def test_what_is_no_transformers_model_has_no_kind():
     assert kind_of(torch.nn.Linear(2, 2)) is None
+
+
+def test_a_kind_of_head_that_is_none_of_ours_counts_its_labels():
+    """A masked language model's loss is the mean over the masked tokens, not over the examples."""
+    labels = torch.full((3, 7), IGNORED)
+    labels[0, 1:5] = 4
+    labels[2, 6] = 9
+    assert counted({"input_ids": torch.zeros(3, 7), "labels": labels}, "") == 5
+    assert counted({"input_ids": torch.zeros(3, 7), "labels": torch.zeros(3)}, "") == 3  # numbers: one each

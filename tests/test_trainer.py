@@ -231,6 +231,19 @@ def test_the_validation_loss_is_the_models_own(head, tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+# ------------------------------------------------------------ the order of the data
+
+
+def test_the_order_that_the_arguments_ask_for_is_kept(tmp_path):
+    """Sequential sampling is the Trainer's own; random and by length are ours, the same after a resume."""
+    order = {
+        strategy: list(trainer_for(tmp_path, args={"train_sampling_strategy": strategy})._get_train_sampler())
+        for strategy in ("sequential", "random")
+    }
+    assert order["sequential"] == list(range(len(order["random"])))
+    assert sorted(order["random"]) == order["sequential"] != order["random"]
+
+
 # ------------------------------------------------------------ every method, every head
 
 
