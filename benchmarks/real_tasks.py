@@ -40,8 +40,8 @@ COMMANDS = {
     "stsb": f'{MINILM} --task stsb --data "$DATA/stsb" --epochs 5 {OLD} --baseline',
     "rte": f'{MINILM} --task rte --data "$DATA/rte" --epochs 4 {OLD} --baseline',
     "e5cola": f'--model "$MODELS/e5-small" --task cola --data "$DATA/cola" --epochs 4 {OLD} --baseline',
-    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 300 --epochs 2 --batch-size 8 '
-    "--test-rows 60 --baseline",
+    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 300 --max-steps 200 '
+    "--batch-size 8 --test-rows 40 --baseline",
     "squad": f'{MINILM} --task squad --data "$DATA/squad" --rows 2000 --test-rows 500 --max-length 192 --stride 64 '
     f"--epochs 3 --batch-size 16 {OLD} --baseline",
     "trial-dense": f"{TRIAL} {OLD} --method dense",

@@ -84,7 +84,8 @@ def test_the_stored_model_is_scored_and_calibrated(run, tmp_path, capsys):
     scores = json.loads((run / export.EVALUATED / "scores.json").read_text())["metrics"]
     assert f"accuracy as stored {scores['accuracy']:.2f}" in out
     assert f"| accuracy (test), as stored |  | {scores['accuracy']:.2f} |" in (tmp_path / "small/README.md").read_text()
-    code, out, err = outcome(["eval", tmp_path / "small", "--task", "sst2", "--data", run.parent / "data"], capsys)
+    words = ["eval", tmp_path / "small", "--task", "sst2", "--data", run.parent / "data", "--output", tmp_path / "said"]
+    code, out, err = outcome(words, capsys)
     assert code == 0, err
     assert f"{scores['accuracy']:.2f}" in out
 

@@ -14,6 +14,7 @@ from pinscher.store.saving import matrices, untied
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 ENTRY = 120  # bytes of the file's header for each tensor: its name, type, place and checksum
+MATRIX = 60  # bytes of a packed matrix beyond its entropy; its streams start and end, and small ones model worse
 SAMPLE = 1 << 20  # weights that are packed to see what one takes
 
 
@@ -34,7 +35,7 @@ def sizer(model: nn.Module, prunable: set[str]) -> Callable[[float], int]:
     known, state = matrices(model), untied(model)
     fixed = 1000.0
     for name, tensor in state.items():
-        fixed += ENTRY
+        fixed += ENTRY + (MATRIX + 0.5 * tensor.shape[0] if name in known else 0)
         if name not in known:
             fixed += tensor.numel() * tensor.element_size()
         elif name not in prunable:

@@ -30,7 +30,7 @@ def importances(model: nn.Module, batches: Iterable[Mapping[str, Any]], names: I
         counts[name] = counts.get(name, 0) + len(seen)
 
     hooks = [m.register_forward_pre_hook(partial(look, n)) for n, m in model.named_modules() if n in wanted]
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
     try:
         model.eval()
@@ -38,7 +38,8 @@ def importances(model: nn.Module, batches: Iterable[Mapping[str, Any]], names: I
             for batch in batches:
                 model(**{key: value.to(device) for key, value in batch.items() if isinstance(value, Tensor)})
     finally:
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode
         for hook in hooks:
             hook.remove()
     if not sums:

@@ -43,7 +43,7 @@ class Dense:
         return matrix.tobytes()
 
     def decode(self, reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
-        return reader.array(dtype, rows * columns).reshape(rows, columns)
+        return reader.array(dtype, rows * columns).reshape(rows, columns).copy()  # not the file's own memory
 
 
 class Csr:

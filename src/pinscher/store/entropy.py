@@ -75,7 +75,10 @@ def _decode(core: ModuleType, reader: Reader, rows: int, columns: int, dtype: np
     listed = [_decode_gaps(reader, end - start) for start, end in spans]
     sizes = _decode_classes(reader, rows, columns)
     kept = sum(ones for ones, _ in listed)
-    values = [_checked(reader.stream(kept), dtype) for _ in range(sizes.levels)]
+    values: list[Array] = []
+    for _ in range(sizes.levels):
+        values.append(_checked(reader.stream(kept), dtype))
+        kept -= values[-1].size  # so that all levels together make room for no more than was kept
     out = np.zeros((rows, columns), dtype)
     outcome = core.scatter(
         np.concatenate([gaps for _, gaps in listed], dtype=np.uint32, casting="unsafe"),

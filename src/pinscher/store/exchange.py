@@ -26,7 +26,9 @@ def to_hf(model: Any, folder: Path, tokenizer: Any = None, wanted: dict[str, str
     """
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for name, matrix in matrices(model).items():
-        state[name] = _rounded(state[name], (wanted or {}).get(matrix.role, KEEP), matrix.transposed)
+        place = state[name].data_ptr()
+        rounded = _rounded(state[name], (wanted or {}).get(matrix.role, KEEP), matrix.transposed)
+        state |= {other: rounded for other, tensor in state.items() if tensor.data_ptr() == place}  # tied ones too
     with checkpoint.whole(folder) as fresh:
         model.save_pretrained(fresh, state_dict=state)
         if tokenizer is not None:
@@ -73,7 +75,7 @@ def _csr(weight: Tensor, values: str) -> dict[str, Any]:
         made: Quantized = quantize(weight, values)
         data, scale = made.codes.numpy(), made.scale
     elif values in KEPT and values != "bf16":
-        data = weight.to(KEPT[values]).contiguous().numpy()
+        data = weight.to(KEPT[values]).float().contiguous().numpy()  # scipy computes with no fp16
     else:
         raise InputError(f"scipy has no {values} matrices: give --values int8, int6, int4, fp16 or fp32.")
     row, column = np.nonzero(data)

@@ -12,6 +12,7 @@ on its shape instead of loading nonsense. Files are memory-mapped: what is not a
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -73,9 +74,11 @@ def files_of(folder: Path) -> list[Path]:
         raise DamagedError(f"{folder} holds no {SINGLE}") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise DamagedError(f"{folder / INDEX} cannot be read: the file is damaged") from None
+    if not names:
+        raise DamagedError(f"{folder / INDEX} names no file: the file is damaged")
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise DamagedError(f"{folder / INDEX} names {name!r}, which is not a file of this folder")
+        if not isinstance(name, str) or Path(name).name != name or not re.fullmatch(r".{1,188}\.safetensors", name):
+            raise DamagedError(f"{folder / INDEX} names {str(name)[:99]!r}, which is not a file of this folder")
         if not (folder / name).exists():
             raise DamagedError(f"{folder} lacks {name}: the model is not complete")
     return [folder / name for name in sorted(names)]
@@ -91,6 +94,10 @@ class Stored:
     def __init__(self, files: list[Path]) -> None:
         self._stack = ExitStack()
         self._home: dict[str, tuple[Path, Any]] = {}
+        for path in files:
+            shard = re.fullmatch(r"model-\d{5}-of-(\d{5})\.safetensors", path.name)
+            if shard and int(shard[1]) != len(files):
+                raise DamagedError(f"{path.parent}: {len(files)} of {int(shard[1])} files: the model is not complete")
         try:
             for path in files:
                 self._open(path)

@@ -61,22 +61,18 @@ class PinscherQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         files = [Path(path) for path in kwargs["checkpoint_files"] or ()]
-        if len({path.parent for path in files}) > 1:
+        home = Path(getattr(model, "name_or_path", None) or "?")
+        inside = not home.is_dir() or all(path.parent.resolve().is_relative_to(home.resolve()) for path in files)
+        if len({path.parent for path in files}) > 1 or not inside:
             raise DamagedError("the index of the model names files outside its folder")
         stored = Stored(files)
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        state = model.state_dict()
         for name in stored.names():
-            self._check_shape(stored, name, shapes, model.base_model_prefix)
+            for key in (name, name.removeprefix(f"{model.base_model_prefix}."), f"{model.base_model_prefix}.{name}"):
+                if key in state:
+                    _check_fits(stored, name, state[key])
+                    break
         self.ahead = Ahead(stored)
-
-    def _check_shape(self, stored: Stored, name: str, shapes: dict[str, tuple[int, ...]], prefix: str) -> None:
-        found = stored.head(name)
-        wanted = next(
-            (shapes[key] for key in (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}") if key in shapes), None
-        )
-        shape = found.shape if found else tuple(stored.raw(name).shape)
-        if wanted is not None and wanted != shape:
-            raise InputError(f"{name} is stored as {list(shape)}, the model in config.json has {list(wanted)}.")
 
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": Unpack}
@@ -95,6 +91,17 @@ class PinscherQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True
+
+
+def _check_fits(stored: Stored, name: str, wanted: Tensor) -> None:
+    """Refuses a stored tensor of another shape or kind than the model's; transformers leaves that to us."""
+    found, raw = stored.head(name), stored.raw(name)
+    shape = found.shape if found else tuple(raw.shape)
+    is_float = found.scaled or found.dtype.is_floating_point if found else raw.is_floating_point()
+    if shape != tuple(wanted.shape):
+        raise InputError(f"{name} is stored as {list(shape)}, the model in config.json has {list(wanted.shape)}.")
+    if is_float != wanted.is_floating_point():
+        raise InputError(f"{name} is stored in another type than the model has.")
 
 
 def _unpacks(conversion: Any) -> bool:

@@ -16,12 +16,10 @@ from __future__ import annotations
 import copy
 import importlib
 import io
-import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +42,7 @@ TYPED = ("bert", "electra")  # their tokenizers tell the first sentence from the
 CLOSE = 1e-3  # of the largest output; tracing costs rounding only
 
 Batch = Mapping[str, Any]
+Ranges = dict[str, tuple[float, float]]
 
 
 def export(
@@ -82,8 +81,9 @@ def export(
     batches = examples if task_batches is None else task_batches
     ranges = _ranges(proto, products, (plain.complete(batch) for batch in batches), onnx, runtime)
     with tempfile.TemporaryDirectory(prefix=".onnx.", dir=folder) as fresh:
-        _write(Path(fresh) / FP32, proto, onnx)
-        _write(Path(fresh) / INT8, _rebuilt(proto, products, partial(_in_int8, ranges=ranges), onnx), onnx)
+        for name, made in ((FP32, proto), (INT8, _rebuilt(proto, products, ranges, onnx))):
+            onnx.checker.check_model(made)
+            Path(fresh, name).write_bytes(made.SerializeToString())
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
         return _moved(Path(fresh), folder)
@@ -123,6 +123,8 @@ class _Plain(nn.Module):
 
     def complete(self, batch: Batch) -> dict[str, Any]:
         """The inputs of a batch as arrays; a mask or types it lacks are those of one whole sentence."""
+        if "input_ids" not in batch:
+            raise InputError(f"a batch lacks input_ids: it has {', '.join(batch) or 'nothing'}.")
         ids = torch.as_tensor(batch["input_ids"])
         missing = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
         whole = {name: torch.as_tensor(batch[name]) if name in batch else missing[name] for name in self.inputs}
@@ -167,7 +169,7 @@ def _check(model: Any, folder: Path, length: int) -> None:
 def _random_batches(plain: _Plain, length: int) -> list[Batch]:
     """Four batches of random tokens, always the same, of several lengths and with padding."""
     config, generator = plain.model.config, torch.Generator().manual_seed(0)
-    first = (config.pad_token_id or 0) + 1 if config.model_type in SHIFTED else 0
+    first = max(config.pad_token_id or 0, 1) + 1 if config.model_type in SHIFTED else 0
     longest = max(1, min(length, config.max_position_embeddings - first))
     batches: list[Batch] = []
     for rows, columns in ((2, longest), (3, (longest + 1) // 2), (4, longest), (4, longest)):
@@ -181,25 +183,17 @@ def _random_batches(plain: _Plain, length: int) -> list[Batch]:
 
 
 def _traced(plain: _Plain, batch: Batch, onnx: Any) -> Any:
-    """The model as a graph whose matrices are constants [inputs, outputs] named after their modules."""
+    """The model as a graph of any batch and length, its constants named after the parameters."""
     axes = {0: "batch", 1: "sequence"}
     every = dict.fromkeys(plain.inputs, axes) | dict.fromkeys(plain.outputs, axes if plain.by_token else {0: "batch"})
+    named: dict[str, Any] = {"input_names": plain.inputs, "output_names": plain.outputs, "dynamic_axes": every}
     values = tuple(torch.from_numpy(value) for value in plain.complete(batch).values())
-    written = io.BytesIO()
+    written: Any = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        # The newer exporter writes opset 18 at least, and graphs that DeepSparse does not fuse. What its tracer warns
-        # of, sizes kept as constants, `_compare` would find.
+        # The newer exporter writes opset 18 at least, DeepSparse's last. What this one warns of, sizes that became
+        # constants, `_compare` would find.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            plain,
-            values,
-            written,  # type: ignore[arg-type]  # this exporter takes an open file
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=plain.inputs,
-            output_names=plain.outputs,
-            dynamic_axes=every,
-        )
+        torch.onnx.export(plain, values, written, dynamo=False, opset_version=OPSET, **named)
     proto = onnx.load_from_string(written.getvalue())
     proto.ir_version = min(proto.ir_version, IR)
     _rename_(proto)
@@ -207,25 +201,25 @@ def _traced(plain: _Plain, batch: Batch, onnx: Any) -> Any:
 
 
 def _rename_(proto: Any) -> None:
-    """Gives constants the names of the model's parameters, and takes out the copies that the exporter makes of them."""
-    graph, names = proto.graph, {}
-    taken = {tensor.name for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Identity" and node.input[0] in taken:
-            names[node.output[0]] = node.input[0]
-    nodes = [node for node in graph.node if not (node.op_type == "Identity" and node.output[0] in names)]
-    fresh = {name: name.removeprefix("model.") for name in taken}
+    """Gives constants the names of the model's parameters, and takes out the exporter's copies of equal ones."""
+    graph = proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    copies = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Identity" and node.input[0] in constants
+    }
+    nodes = [node for node in graph.node if node.output[0] not in copies]
+    names = {name: name.removeprefix("model.") for name in constants if not name.startswith("onnx::")}
+    for node in nodes:
+        if node.op_type == "MatMul" and (weight := copies.get(node.input[1], node.input[1])) in constants:
+            names.setdefault(weight, f"{_module(node)}.weight.T")
+    names |= {copied: names.get(name, name) for copied, name in copies.items()}
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
-        weight = node.input[1] if node.op_type in ("MatMul", "Gemm") else ""
-        if weight.startswith("onnx::") and weight in taken:
-            fresh[weight] = f"{_module(node)}.weight"
-    for node in nodes:
-        for place, name in enumerate(node.input):
-            node.input[place] = fresh.get(name, name)
     for tensor in graph.initializer:
-        tensor.name = fresh[tensor.name]
+        tensor.name = names.get(tensor.name, tensor.name)
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -247,10 +241,10 @@ def _compare(proto: Any, plain: _Plain, batch: Batch, runtime: Any) -> None:
     """Raises InputError unless the graph gives what the model gives, on a batch of another size than was traced."""
     values = plain.complete(batch)
     with torch.no_grad():
-        wanted = plain(*map(torch.from_numpy, values.values()))
-    for want, got in zip(wanted, _session(proto, runtime).run(plain.outputs, values), strict=True):
-        off = float(np.abs(want.numpy() - got).max())
-        if not off <= CLOSE * max(1.0, float(want.abs().max())):
+        wanted = plain.model(**{name: torch.from_numpy(value) for name, value in values.items()})
+    for name, got in zip(plain.outputs, _session(proto, runtime).run(plain.outputs, values), strict=True):
+        off = float(np.abs(wanted[name].numpy() - got).max())
+        if not off <= CLOSE * max(1.0, float(wanted[name].abs().max())):  # NaN, too, is not close
             raise InputError(
                 f"{type(plain.model).__name__} cannot be written as ONNX: with this configuration the graph is off by "
                 f"{off:.2g}; are all weights finite?"
@@ -265,20 +259,11 @@ class _Product:
     codes: Any  # int8 [inputs, outputs]
     scale: Any  # float32 []
     columns: Any  # float32 [outputs], 1 at most
-    bias: str | None  # of a Gemm; a MatMul is followed by its own sum
 
     @property
-    def input(self) -> str:
-        return str(self.node.input[0])
-
-    @property
-    def weight(self) -> str:
-        return str(self.node.input[1])
-
-    @property
-    def output(self) -> str:
-        """What comes out before the columns are scaled."""
-        return f"{self.node.output[0]}_product"
+    def ends(self) -> tuple[str, str]:
+        """The names of what goes in, and of what comes out before the columns are scaled."""
+        return self.node.input[0], f"{self.node.output[0]}_product"
 
 
 def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
@@ -292,111 +277,85 @@ def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
         weight = torch.from_numpy(onnx.numpy_helper.to_array(weights[node.input[1]]).copy())
         flipped = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         codes, scales = quantize(weight if flipped else weight.T)
-        largest = scales.max().clamp_min(torch.finfo(torch.float32).tiny)
-        columns = torch.where(scales > 0, scales / largest, 1.0)
-        bias = node.input[2] if len(node.input) > 2 else None
-        products.append(_Product(node, codes.T.contiguous().numpy(), largest.numpy(), columns.numpy(), bias))
+        scales = torch.where(scales > 0, scales, scales.max() or 1.0)  # of a column of zeros any will do
+        largest = scales.max()
+        products.append(_Product(node, codes.T.contiguous().numpy(), largest.numpy(), (scales / largest).numpy()))
     if lost := blocks - {_module(product.node) for product in products}:
         raise InputError(f"{type(model).__name__} cannot be written as ONNX: its graph lacks {min(lost)}.")
     return products
 
 
-def _ranges(
-    proto: Any, products: list[_Product], batches: Iterable[dict[str, Any]], onnx: Any, runtime: Any
-) -> dict[str, tuple[float, float]]:
+def _ranges(proto: Any, products: list[_Product], batches: Iterable[Batch], onnx: Any, runtime: Any) -> Ranges:
     """The least and the largest value, over the batches, of what goes into each product and of what comes out.
 
     Zero is always among them, so that it is exact. Measured inside the graph: no activations pile up.
     """
-    watched = _rebuilt(proto, products, _in_fp32, onnx)
-    names = list(dict.fromkeys(name for product in products for name in (product.input, product.output)))
-    ends = [f"{name}_{end}" for name in names for end in ("min", "max")]
+    watched, number = _rebuilt(proto, products, None, onnx), onnx.TensorProto.FLOAT
+    names = list(dict.fromkeys(name for product in products for name in product.ends))
+    looks = [(f"{name}_{end}", name, f"Reduce{end}") for name in names for end in ("Min", "Max")]
+    watched.graph.node.extend(onnx.helper.make_node(how, [name], [look], keepdims=0) for look, name, how in looks)
     del watched.graph.output[:]
-    for name in names:
-        for operator, end in (("ReduceMin", "min"), ("ReduceMax", "max")):
-            watched.graph.node.append(onnx.helper.make_node(operator, [name], [f"{name}_{end}"], keepdims=0))
-            kind = onnx.TensorProto.FLOAT
-            watched.graph.output.append(onnx.helper.make_tensor_value_info(f"{name}_{end}", kind, []))
+    watched.graph.output.extend(onnx.helper.make_tensor_value_info(look, number, []) for look, _, _ in looks)
     session = _session(watched, runtime)
-    seen = [np.stack(session.run(ends, batch)) for batch in batches]
+    seen = [np.stack(session.run([look for look, _, _ in looks], dict(batch))) for batch in batches]
     if not seen:
         raise InputError("the INT8 file needs at least one batch: give some rows of the training data.")
     extremes = np.stack([np.zeros_like(seen[0]), *seen])
     least, most = extremes.min(0)[::2], extremes.max(0)[1::2]
-    return {name: (float(a), float(b)) for name, a, b in zip(names, least, most, strict=True)}
+    return {name: (float(low), float(high)) for name, low, high in zip(names, least, most, strict=True)}
 
 
-Constants = dict[str, Any]
-
-
-def _in_fp32(product: _Product, onnx: Any) -> tuple[list[Any], Constants]:
-    """The product as INT8 will have its matrix, in fp32."""
-    name = f"{product.weight}_rounded"
-    node = onnx.helper.make_node("MatMul", [product.input, name], [product.output], name=product.node.name)
-    return [node], {name: product.codes * product.scale}
-
-
-def _in_int8(product: _Product, onnx: Any, *, ranges: Mapping[str, tuple[float, float]]) -> tuple[list[Any], Constants]:
-    """The product as QLinearMatMul, between a quantized input and an output made float again."""
-    make, given, made, weight = onnx.helper.make_node, product.input, product.output, product.weight
-    constants = {f"{weight}_codes": product.codes, f"{weight}_scale": product.scale, f"{weight}_zero": np.int8(0)}
-    for name in (given, made):
-        low, high = ranges[name]
-        scale = np.float32((high - low) / 255 or 1.0)
-        constants |= {f"{name}_scale": scale, f"{name}_zero": np.uint8(np.clip(np.rint(-low / scale), 0, 255))}
-    before, after = ([f"{name}_scale", f"{name}_zero"] for name in (given, made))
-    matrix = [f"{weight}_codes", f"{weight}_scale", f"{weight}_zero"]
-    quantized, whole = f"{given}_quantized", f"{made}_quantized"
-    nodes = [
-        make("QuantizeLinear", [given, *before], [quantized], name=f"{given}_quantize"),
-        make("QLinearMatMul", [quantized, *before, *matrix, *after], [whole], name=product.node.name),
-        make("DequantizeLinear", [whole, *after], [made], name=f"{made}_dequantize"),
-    ]
-    return nodes, constants
-
-
-def _rebuilt(
-    proto: Any, products: list[_Product], multiply: Callable[[_Product, Any], tuple[list[Any], Constants]], onnx: Any
-) -> Any:
-    """A copy of the graph with every product remade as y = columns ⊙ multiply(x) + b."""
-    make = onnx.helper.make_node
-    constants: Constants = {}
+def _rebuilt(proto: Any, products: list[_Product], ranges: Ranges | None, onnx: Any) -> Any:
+    """A copy of the graph with every product remade: in INT8, or in fp32 with the same codes if there are no ranges."""
+    constants: dict[str, Any] = {}
     nodes: dict[str, Any] = {}  # by output, since products share what quantizes their input
     replaced = {product.node.output[0]: product for product in products}
     for node in proto.graph.node:
         product = replaced.get(node.output[0])
-        if product is None:
-            nodes[node.output[0]] = node
-            continue
-        inner, numbers = multiply(product, onnx)
-        constants |= numbers | {f"{product.weight}_columns": product.columns}
-        target = node.output[0] if product.bias is None else f"{node.output[0]}_scaled"
-        inner.append(make("Mul", [product.output, f"{product.weight}_columns"], [target], name=f"{target}_columns"))
-        if product.bias is not None:
-            inner.append(make("Add", [target, product.bias], [node.output[0]], name=f"{target}_bias"))
-        nodes |= {new.output[0]: new for new in inner if new.output[0] not in nodes}
+        made = [node] if product is None else _remade(product, ranges, constants, onnx.helper.make_node)
+        nodes |= {new.output[0]: new for new in made}
     used = {name for node in nodes.values() for name in node.input}
     kept = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     kept += [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = onnx.helper.make_graph(nodes.values(), proto.graph.name, proto.graph.input, proto.graph.output, kept)
-    made = onnx.helper.make_model(graph, opset_imports=proto.opset_import, producer_name=proto.producer_name)
-    made.ir_version = proto.ir_version
-    return made
+    model = onnx.helper.make_model(graph, opset_imports=proto.opset_import, producer_name=proto.producer_name)
+    model.ir_version = proto.ir_version
+    return model
 
 
-def _write(path: Path, proto: Any, onnx: Any) -> None:
-    onnx.checker.check_model(proto)
-    with path.open("wb") as file:
-        file.write(proto.SerializeToString())
-        file.flush()
-        os.fsync(file.fileno())
+def _remade(product: _Product, ranges: Ranges | None, constants: dict[str, Any], make: Any) -> list[Any]:
+    """The nodes of a product and of the bias that a Gemm has; what they need is added to the constants."""
+    (given, whole), weight, result = product.ends, product.node.input[1], product.node.output[0]
+    if ranges is None:
+        constants[f"{weight}_rounded"] = product.codes * product.scale
+        nodes = [make("MatMul", [given, f"{weight}_rounded"], [whole])]
+    else:
+        matrix = [f"{weight}_codes", f"{weight}_scale", f"{weight}_zero"]
+        constants |= dict(zip(matrix, (product.codes, product.scale, np.int8(0)), strict=True))
+        for name in (given, whole):
+            low, high = ranges[name]
+            scale = np.float32((high - low) / 255 or 1.0)
+            constants |= {f"{name}_scale": scale, f"{name}_zero": np.uint8(np.clip(np.rint(-low / scale), 0, 255))}
+        before, after = ([f"{name}_scale", f"{name}_zero"] for name in (given, whole))
+        inner = [f"{given}_quantized", *before, *matrix, *after]
+        nodes = [
+            make("QuantizeLinear", [given, *before], inner[:1], name=f"{given}_quantize"),
+            make("QLinearMatMul", inner, [f"{whole}_quantized"], name=product.node.name),
+            make("DequantizeLinear", [f"{whole}_quantized", *after], [whole], name=f"{whole}_dequantize"),
+        ]
+    constants[f"{weight}_columns"] = product.columns
+    bias = product.node.input[2:]
+    scaled = f"{result}_scaled" if bias else result
+    nodes.append(make("Mul", [whole, f"{weight}_columns"], [scaled], name=f"{result}_columns"))
+    return [*nodes, make("Add", [scaled, *bias], [result], name=f"{result}_bias")] if bias else nodes
 
 
 def _moved(fresh: Path, folder: Path) -> list[Path]:
-    """Moves all files of one folder into another; the models are named first."""
-    paths = [path for path in fresh.rglob("*") if path.is_file()]
+    """Moves all files of one folder into another; the models come first."""
+    models = [fresh / FP32, fresh / INT8]
+    rest = sorted(path for path in fresh.rglob("*") if path.is_file() and path not in models)
     targets = []
-    for path in sorted(paths, key=lambda path: (path.name not in (FP32, INT8), path.name != FP32, path.name)):
+    for path in [*models, *rest]:
         targets.append(folder / path.relative_to(fresh))
         targets[-1].parent.mkdir(exist_ok=True)
         path.replace(targets[-1])

@@ -94,6 +94,8 @@ def pack(
         scales = stream(scale.bfloat16().view(torch.uint16).numpy())
     elif values is not None:
         matrix = matrix.to(_kept(values))
+        if not torch.isfinite(matrix).all():
+            raise InputError(f"it holds NaN, infinity, or a number too large for {values}")
     if matrix.is_floating_point() and torch.isnan(matrix.float()).any():
         raise InputError("it holds NaN")
     return _assemble(matrix, scales, transposed, codecs)
@@ -111,11 +113,16 @@ def _assemble(matrix: Tensor, scales: bytes, transposed: bool, names: tuple[str,
         raise InputError(f"cannot store a matrix of {rows} x {columns} {matrix.dtype}")
     chosen, body = smallest(integers(matrix), names) if len(names) > 1 else _only(matrix, names[0])
     body = scales + body
-    wanted = matrix.numel() * (4 if scales else matrix.element_size()) - FREE
+    wanted = _weight_bytes(rows, columns, 4 if scales else matrix.element_size()) - FREE
     body += bytes(max(0, -(-wanted // EXPANSION) - len(body) - HEADER.size))
     flags = TRANSPOSED * transposed | SCALED * bool(scales)
     fields = (MAGIC, VERSION, chosen.number, KINDS.index(matrix.dtype), flags, rows, columns)
     return HEADER.pack(*fields, zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0)))) + body
+
+
+def _weight_bytes(rows: int, columns: int, size: int) -> int:
+    """What the weights take; an empty matrix counts its longer side, which has classes and scales too."""
+    return max(rows, 1) * max(columns, 1) * size
 
 
 def _only(matrix: Tensor, name: str) -> tuple[Any, bytes]:
@@ -144,7 +151,7 @@ def head(data: memoryview) -> Head:
     if found.scaled and found.dtype != torch.int8:
         raise DamagedError("scales without int8 codes")
     size = 4 if found.scaled else found.dtype.itemsize
-    if rows * columns * size > FREE + EXPANSION * len(data):
+    if _weight_bytes(rows, columns, size) > FREE + EXPANSION * len(data):
         raise DamagedError(f"it declares {rows} x {columns} weights, more than {len(data)} bytes can hold")
     return found
 

@@ -89,5 +89,5 @@ def _scales(weight: Tensor, values: str, importance: Tensor | None, search: bool
 def _codes(weight: Tensor, scale: Tensor, values: str) -> Tensor:
     most = LARGEST[values]
     # A row of zeros, or one too small for bfloat16, has scale 0: its codes are 0.
-    inverse = torch.where(scale > 0, 1 / scale, 0)[:, None]
-    return torch.round((weight * inverse).clamp_(-most, most)).to(torch.int8)
+    steps = torch.where(scale[:, None] > 0, weight / scale[:, None], 0)
+    return torch.round(steps.clamp_(-most, most)).to(torch.int8)

@@ -123,7 +123,10 @@ def packed(
     def job(name: str) -> Tensor:
         matrix, how = jobs[name], wanted[jobs[name].role]
         if matrix.role == "embedding" and how in payload.KEPT:
-            return state[name].detach().to(payload.KEPT[how])  # plain, so that it can be read in place
+            kept = state[name].detach().to(payload.KEPT[how])
+            if not torch.isfinite(kept).all():
+                raise InputError(f"cannot store {name}: a number is too large for {how}")
+            return kept  # plain, so that it can be read in place
         importance = weights.get(matrix.module)
         try:
             made = payload.pack(state[name], how, transposed=matrix.transposed, codecs=codecs, importance=importance)
@@ -201,6 +204,11 @@ def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
         raise InputError("the model still has gates on its weights: call pruner.finish() before it is stored.")
     if not hasattr(model, "config"):
         raise InputError("only a transformers model can be stored: this one has no config.")
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InputError(f"cannot store {name}: it holds values that are not finite (NaN or infinity)")
+        if file.is_packed(tensor):
+            raise InputError(f"cannot store {name}: a vector of bytes would be taken for a packed matrix.")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):

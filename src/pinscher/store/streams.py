@@ -24,7 +24,9 @@ Array = NDArray[Any]
 # The kinds of number a stream may hold; a stream names its own by its place here.
 KINDS = tuple(np.dtype(kind) for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"))
 NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")
-PAGE = 1 << 23  # numbers in one page; longer streams have several
+PAGE = 1 << 23  # numbers in one page
+CHUNK = 2 * PAGE  # numbers in one chunk, the most that pcodec takes
+CLASSIC = 0  # how a chunk starts that uses none of pcodec's transforms
 LEVEL = 12  # as many bins as there are codes: decoding is as fast with few
 
 
@@ -71,9 +73,12 @@ def stream(values: Array) -> bytes:
     """One-dimensional integers as a stream."""
     if not values.size:
         return varint(0)
-    chunk = _file()[0].chunk_compressor(np.ascontiguousarray(values), _config(values.size))
-    pages = range(len(chunk.n_per_page()))
-    body: bytes = chunk.write_meta() + b"".join(chunk.write_page(page) for page in pages)
+    parts: list[bytes] = []
+    for start in range(0, values.size, CHUNK):
+        some = np.ascontiguousarray(values[start : start + CHUNK])
+        chunk = _file()[0].chunk_compressor(some, _config(some.size))
+        parts += [chunk.write_meta(), *(chunk.write_page(page) for page in range(len(chunk.n_per_page())))]
+    body = b"".join(parts)
     return varint(values.size) + bytes([KINDS.index(values.dtype)]) + varint(len(body)) + body
 
 
@@ -129,8 +134,14 @@ class Reader:
 
 
 def _fill(out: Array, body: bytes, name: str) -> None:
-    chunk, at = _file()[1].chunk_decompressor(body, name)
+    at = 0
+    chunk: Any = None
     for start in range(0, len(out), PAGE):
+        if start % CHUNK == 0:
+            if body[at : at + 1] != bytes([CLASSIC]):
+                raise DamagedError("a stream is coded in a way that is never written")
+            chunk, used = _file()[1].chunk_decompressor(body[at:], name)
+            at += used
         part = out[start : start + PAGE]
         progress, used = chunk.read_page_into(body[at:], len(part), part)
         if progress.n_processed != len(part):
