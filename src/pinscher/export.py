@@ -121,10 +121,10 @@ def write(
     elif form == "scipy":
         folder = exchange.to_scipy(source.model, output, values)
     else:
-        from pinscher.store import onnx
+        from pinscher.store.onnx import export as export_onnx
 
         output.mkdir(parents=True, exist_ok=True)
         batches = calibration(source, calibrate or 64) if source.run else None
-        onnx.export(source.model, output, source.tokenizer, task_batches=batches)
+        export_onnx(source.model, output, source.tokenizer, task_batches=batches)
         folder = output
     return sorted(path for path in folder.iterdir() if path.is_file())
