@@ -294,8 +294,7 @@ def case(number: int, seed: int, folder: Path) -> tuple[str, bytes]:
 
 
 # Many of them, in a child that may die.
-def plain(message: str) -> str:
-    """A message without what differs from case to case."""
+def plain(message: str) -> str:  # without what differs from case to case
     return re.sub(r"\d+", "#", re.sub(r"(/\S*|'.*'|\".*\")", "…", message))[:84]
 
 
@@ -355,9 +354,8 @@ def summary(told: list[Told], settings: argparse.Namespace, seconds: float) -> s
     lines += [f"{count:>10,}  {reason}" for reason, count in reasons.most_common(40)]
     bad = [(number, *each[:2]) for number, each in enumerate(told) if each[1].startswith(UNEXPECTED)]
     lines += ["", f"{UNEXPECTED}: {len(bad):,}" + " (--case N does one again)" * bool(bad)]
-    for name in KINDS:
-        shown = [each for each in bad if each[1] == name][:12]
-        lines += [f"{number:>10}  {kind}: {outcome.partition(': ')[2]}" for number, kind, outcome in shown]
+    shown = [each for name in KINDS for each in [one for one in bad if one[1] == name][:12]]
+    lines += [f"{number:>10}  {kind}: {outcome.partition(': ')[2]}" for number, kind, outcome in shown]
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "pinscher"
 # Which rooms a room may import from. `prune` stands alone on torch.
 MAY_IMPORT = {
     "errors": set(),
-    "native": set(),
+    "native": {"_native"},
     "prune": set(),
     "checkpoint": set(),
     "train": {"prune", "checkpoint", "errors"},

@@ -133,6 +133,7 @@ def test_a_model_of_half_precision_comes_back_in_it(tmp_path):
     pinscher.save_pretrained(model, tmp_path / "small", embeddings="fp32")
     found = load("AutoModelForSequenceClassification", tmp_path / "small")
     assert {tensor.dtype for tensor in found.parameters()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["dtype"] == "bfloat16"
     same(found.state_dict(), wanted(model, embeddings="fp32"))
 
 

@@ -92,6 +92,9 @@ def test_tied_weights_are_one_embedding_and_conv1d_is_transposed():
     state = saving.untied(model)
     assert "lm_head.weight" not in state
     assert len({tensor.data_ptr() for tensor in state.values()}) == len(state)
+    turned = nn.ModuleDict({"head": nn.Linear(4, 6), "words": nn.Embedding(6, 4)})
+    turned["head"].weight = turned["words"].weight
+    assert saving.untied(turned).keys() == {"head.bias", "words.weight"}
 
 
 @pytest.mark.parametrize("name", ["gpt2-lm", "t5"])
@@ -141,7 +144,6 @@ def test_the_files_are_those_of_a_model_and_small(tmp_path):
     folder = pinscher.save_pretrained(model, tmp_path / "a" / "small", **wanted)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["README.md", "config.json", "density.png", "model.safetensors"]
-    assert [path.name for path in folder.parent.iterdir()] == ["small"]
     assert seen == [(number, 17) for number in range(1, 18)]
     weights = sum(parameter.numel() for parameter in model.parameters())
     assert size_of(folder) < 0.45 * weights  # fp32 would take 4 bytes each
@@ -161,7 +163,6 @@ def test_the_card_says_what_the_model_is(tmp_path):
         assert part in text
     assert "blocks int8, embeddings bf16, head keep" in text
     assert "](density.png)" in text
-    assert (tmp_path / "small" / "density.png").exists()
     saving.rewrite_card(tmp_path / "small", make(), facts | {"stored_scores": {"accuracy": 70.5}})
     assert "70.50" in (tmp_path / "small" / "README.md").read_text()
 
@@ -292,12 +293,11 @@ def test_the_hub_gets_the_folder_and_its_refusal_is_told(tmp_path, no_pictures, 
     hub.create_repo = lambda *_, **__: (_ for _ in ()).throw(OSError("no network"))
     with pytest.raises(InputError, match=r"could not push to small: no network.* is complete"):
         pinscher.save_pretrained(make(), tmp_path / "small", push_to_hub="small")
-    assert saving.is_ours(tmp_path / "small")
 
 
 # Calibration.
 def test_importance_is_the_mean_square_of_the_inputs():
-    model = make()
+    model = make(hidden_dropout_prob=0.5)
     name = QUERY.removesuffix(".weight")
     seen: list[torch.Tensor] = []
     model.get_submodule(name).register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].detach()))
@@ -305,7 +305,7 @@ def test_importance_is_the_mean_square_of_the_inputs():
         for batch in batches():
             model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     wanted = torch.cat([each.reshape(-1, 16) for each in seen]).double().square().mean(0)
-    found = importances(model, iter(batches()), [name])
+    found = importances(model.train(), iter(batches()), [name])
     assert found.keys() == {name}
     torch.testing.assert_close(found[name], wanted.float())
 

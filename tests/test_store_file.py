@@ -318,9 +318,10 @@ def test_a_damaged_shard_is_named(shards):
 def test_a_failed_opening_leaves_no_file_open(shards):
     paths = files_of(shards)
     paths[-1].write_bytes(b"no")
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedError) as told:  # which keeps what was open alive
         Stored(paths)
     assert str(paths[0]) not in Path("/proc/self/maps").read_text()
+    assert told.traceback
 
 
 # Headers of safetensors, which its own reader must refuse, or we.
