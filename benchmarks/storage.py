@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -174,13 +173,13 @@ def speed(weights: Weights, dense: int) -> list[str]:
     threads = os.cpu_count() or 1
     torch.set_num_threads(1)
     started = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
+    with payload.workers(threads) as pool:
         packed = list(pool.map(lambda w: payload.pack(w, "int8"), weights.values()))
     encoding = time.perf_counter() - started
 
     def unpack(workers: int) -> Callable[[], None]:
         def go() -> None:
-            with ThreadPoolExecutor(workers) as pool:
+            with payload.workers(workers) as pool:
                 for _ in pool.map(payload.unpack, packed):
                     pass
 

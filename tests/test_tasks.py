@@ -214,8 +214,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def check_folder(folder: Path) -> None:
     """What should be there is there, and nothing else."""
-    assert {path.name for path in folder.iterdir()} - {"eval"} == {
-        *("config.yaml", "log.jsonl", "model", "predictions", "result.json")
+    assert {path.name for path in folder.iterdir()} - {"eval", "eval-export"} == {
+        *("config.yaml", "export", "log.jsonl", "model", "predictions", "result.json")
     }
     assert not [path for path in folder.rglob("*") if path.name.endswith((".new", ".old"))]
 

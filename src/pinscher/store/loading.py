@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ class Ahead:
         names = sorted(stored.names(), key=dot_natural_key)
         self.waiting = deque(name for name in names if is_packed(stored.raw(name)))
         self.threads = max(1, min(8, os.cpu_count() or 1))
-        self.pool = ThreadPoolExecutor(self.threads)
+        self.pool = payload.workers(self.threads)
         self.running: dict[bytes, Future[Tensor]] = {}
 
     def take(self, packed: Tensor) -> Tensor:

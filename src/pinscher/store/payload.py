@@ -6,7 +6,9 @@ pack(weight, values="int8") -> bytes        unpack(bytes) -> tensor
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +175,20 @@ def unpack(data: bytes | memoryview | Tensor) -> Tensor:
     values = torch.from_numpy(np.require(matrix, requirements="W"))
     weight = dequantize(values, scale) if scale is not None else values.view(found.dtype)
     return weight.T.contiguous() if found.transposed else weight
+
+
+_STARTING = threading.Lock()
+
+
+def workers(count: int) -> ThreadPoolExecutor:
+    """Threads that may use torch: each asks for torch's own threads one after the other, which torch does not guard."""
+
+    def start() -> None:
+        with _STARTING:
+            torch.get_num_threads()
+
+    start()
+    return ThreadPoolExecutor(count, initializer=start)
 
 
 def view(data: bytes | memoryview | Tensor) -> memoryview:

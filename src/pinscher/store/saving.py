@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ def packed(
         return torch.frombuffer(bytearray(made), dtype=torch.uint8)
 
     done = dict(state)
-    with ThreadPoolExecutor(2) as pool:
+    with payload.workers(2) as pool:
         for number, (name, tensor) in enumerate(zip(jobs, pool.map(job, jobs), strict=True), 1):
             done[name] = tensor
             if progress is not None:
