@@ -1,6 +1,7 @@
 #include "scatter.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 namespace pinscher {
@@ -25,27 +26,68 @@ struct Sorted {
   size_t size(size_t group) const { return group < groups() ? start[group + 1] - start[group] : 0; }
 };
 
+size_t places(const Sorted& rows, const Sorted& columns, size_t level) {
+  size_t total = 0;
+  for (size_t a = 0; a < rows.groups() && a <= level; ++a) total += rows.size(a) * columns.size(level - a);
+  return total;
+}
+
+// Takes values level by level and puts them where they belong.
+template <typename Value, typename Out>
+class Writer {
+ public:
+  Writer(const Shape& shape, const std::vector<Values<Value>>& values, const float* scale, Out* out)
+      : shape_(shape), scale_(scale), out_(out) {
+    for (const auto& level : values) {
+      next_.push_back(level.data);
+      end_.push_back(level.data + level.count);
+    }
+  }
+  void open(uint32_t row) {
+    line_ = out_ + row * shape_.columns;
+    factor_ = scale_ ? scale_[row] : 1.0f;
+    base_ = shape_.row_size[row];
+  }
+  bool put(uint32_t column) {
+    const size_t level = base_ + shape_.column_size[column];
+    if (level >= next_.size() || next_[level] == end_[level]) return false;
+    const Value value = *next_[level]++;
+    if constexpr (std::is_same_v<Value, Out>)
+      line_[column] = value;
+    else
+      line_[column] = static_cast<Out>(value) * factor_;
+    return true;
+  }
+  bool finished() const { return next_ == end_; }
+
+ private:
+  const Shape& shape_;
+  const float* scale_;
+  Out *out_, *line_ = nullptr;
+  float factor_ = 1;
+  size_t base_ = 0;
+  std::vector<const Value*> next_, end_;
+};
+
 // Walks forward through the places of one level: blocks of (row class a, column class level - a), row by row.
+template <typename Writer>
 class Walk {
  public:
-  Walk(const Sorted& rows, const Sorted& columns, size_t level) : rows_(rows), columns_(columns), level_(level) {
+  Walk(const Sorted& rows, const Sorted& columns, size_t level, Writer& writer)
+      : rows_(rows), columns_(columns), level_(level), writer_(writer) {
     open(0);
   }
-  // Moves `steps` places on; the caller knows that the level has so many.
-  void forward(size_t steps) {
+  // Moves `steps` places on, of which the caller knows that the level has so many, and puts a value there.
+  bool put(size_t steps) {
     at_ += steps;
     while (at_ >= width_) {
       at_ -= width_;
-      if (++row_ == height_) open(group_ + 1);
+      if (++row_ == height_)
+        open(group_ + 1);
+      else
+        writer_.open(rows_.order[top_ + row_]);
     }
-  }
-  uint32_t row() const { return rows_.order[rows_.start[group_] + row_]; }
-  uint32_t column() const { return columns_.order[left_ + at_]; }
-
-  static size_t places(const Sorted& rows, const Sorted& columns, size_t level) {
-    size_t total = 0;
-    for (size_t a = 0; a < rows.groups() && a <= level; ++a) total += rows.size(a) * columns.size(level - a);
-    return total;
+    return writer_.put(order_[at_]);
   }
 
  private:
@@ -55,83 +97,74 @@ class Walk {
     row_ = 0;
     if (group >= rows_.groups() || group > level_) {  // past the end: never asked for again
       height_ = width_ = SIZE_MAX;
-      left_ = 0;
       return;
     }
     height_ = rows_.size(group);
     width_ = columns_.size(level_ - group);
-    left_ = columns_.start[level_ - group];
+    top_ = rows_.start[group];
+    order_ = columns_.order.data() + columns_.start[level_ - group];
+    writer_.open(rows_.order[top_]);
   }
   const Sorted &rows_, &columns_;
-  size_t level_, group_ = 0, row_ = 0, at_ = 0, height_ = 0, width_ = 0, left_ = 0;
+  size_t level_;
+  Writer& writer_;
+  size_t group_ = 0, row_ = 0, at_ = 0, height_ = 0, width_ = 0, top_ = 0;
+  const uint32_t* order_ = nullptr;
 };
+
+template <typename Gap, typename Writer>
+Outcome fill(const Gap* gap, const Gaps& level, size_t places, Walk<Writer> walk) {
+  const bool rare = level.ones * 2 <= places;
+  size_t left = places;  // places not yet passed
+  size_t steps = 0;      // not yet taken: the walk is only moved onto kept places
+  for (const Gap* end = gap + level.count; gap != end; ++gap) {
+    const size_t skip = *gap;
+    if (skip >= left) return Outcome::index_out_of_range;
+    left -= skip + 1;
+    if (rare) {
+      if (!walk.put(steps + skip)) return Outcome::values_do_not_fit;
+      steps = 1;
+      continue;
+    }
+    for (size_t k = 0; k < skip; ++k, steps = 1)
+      if (!walk.put(steps)) return Outcome::values_do_not_fit;
+    ++steps;
+  }
+  if (!rare)
+    for (size_t k = 0; k < left; ++k, steps = 1)
+      if (!walk.put(steps)) return Outcome::values_do_not_fit;
+  return Outcome::fine;
+}
 
 }  // namespace
 
-template <typename Value>
-Outcome scatter(const Shape& shape, const uint32_t* gaps, size_t gap_count, const int64_t* ones, size_t mask_levels,
-                const Value* values, size_t value_count, const int64_t* counts, size_t value_levels, Value* out) {
+template <typename Value, typename Out>
+Outcome scatter(const Shape& shape, const std::vector<Gaps>& mask, const std::vector<Values<Value>>& values,
+                const float* scale, Out* out) {
   const Sorted rows(shape.row_class, shape.rows), columns(shape.column_class, shape.columns);
-  std::vector<const Value*> next(value_levels), end(value_levels);
-  size_t total = 0;
-  for (size_t level = 0; level < value_levels; ++level) {
-    if (counts[level] < 0 || static_cast<size_t>(counts[level]) > value_count - total) return Outcome::values_do_not_fit;
-    next[level] = values + total;
-    total += static_cast<size_t>(counts[level]);
-    end[level] = values + total;
+  Writer<Value, Out> writer(shape, values, scale, out);
+  for (size_t number = 0; number < mask.size(); ++number) {
+    const Gaps& level = mask[number];
+    const size_t all = places(rows, columns, number);
+    if (level.ones > all || level.count != std::min(level.ones, all - level.ones)) return Outcome::index_out_of_range;
+    const Walk<Writer<Value, Out>> walk(rows, columns, number, writer);
+    Outcome outcome = Outcome::index_out_of_range;
+    if (level.width == 1) outcome = fill(static_cast<const uint8_t*>(level.data), level, all, walk);
+    if (level.width == 2) outcome = fill(static_cast<const uint16_t*>(level.data), level, all, walk);
+    if (level.width == 4) outcome = fill(static_cast<const uint32_t*>(level.data), level, all, walk);
+    if (outcome != Outcome::fine) return outcome;
   }
-  auto put = [&](uint32_t row, uint32_t column) {
-    const size_t level = size_t{shape.row_size[row]} + shape.column_size[column];
-    if (level >= value_levels || next[level] == end[level]) return false;
-    out[row * shape.columns + column] = *next[level]++;
-    return true;
-  };
-  const uint32_t *gap = gaps, *last = gaps + gap_count;
-  for (size_t level = 0; level < mask_levels; ++level) {
-    const size_t places = Walk::places(rows, columns, level);
-    if (ones[level] < 0 || static_cast<size_t>(ones[level]) > places) return Outcome::index_out_of_range;
-    const size_t kept = static_cast<size_t>(ones[level]);
-    const bool rare = kept * 2 <= places;
-    const size_t listed = rare ? kept : places - kept;
-    if (listed > static_cast<size_t>(last - gap)) return Outcome::index_out_of_range;
-    Walk walk(rows, columns, level);
-    size_t left = places;    // places not yet passed
-    size_t pending = 0;      // steps not yet taken: the walk is only moved onto kept places
-    auto emit = [&] {
-      walk.forward(pending);
-      pending = 1;
-      return put(walk.row(), walk.column());
-    };
-    for (size_t i = 0; i < listed; ++i) {
-      const size_t skip = *gap++;
-      if (skip >= left) return Outcome::index_out_of_range;
-      left -= skip + 1;
-      if (rare) {
-        pending += skip;
-        if (!emit()) return Outcome::values_do_not_fit;
-      } else {
-        for (size_t k = 0; k < skip; ++k)
-          if (!emit()) return Outcome::values_do_not_fit;
-        ++pending;
-      }
-    }
-    if (!rare)
-      for (size_t k = 0; k < left; ++k)
-        if (!emit()) return Outcome::values_do_not_fit;
-  }
-  if (gap != last) return Outcome::index_out_of_range;
-  for (size_t level = 0; level < value_levels; ++level)
-    if (next[level] != end[level]) return Outcome::values_do_not_fit;
-  return total == value_count ? Outcome::fine : Outcome::values_do_not_fit;
+  return writer.finished() ? Outcome::fine : Outcome::values_do_not_fit;
 }
 
-#define INSTANCE(Value)                                                                                          \
-  template Outcome scatter<Value>(const Shape&, const uint32_t*, size_t, const int64_t*, size_t, const Value*,   \
-                                  size_t, const int64_t*, size_t, Value*);
-INSTANCE(int8_t)
-INSTANCE(int16_t)
-INSTANCE(int32_t)
-INSTANCE(int64_t)
+#define INSTANCE(Value, Out)                                                                          \
+  template Outcome scatter<Value, Out>(const Shape&, const std::vector<Gaps>&,                        \
+                                       const std::vector<Values<Value>>&, const float*, Out*);
+INSTANCE(int8_t, float)
+INSTANCE(int8_t, int8_t)
+INSTANCE(int16_t, int16_t)
+INSTANCE(int32_t, int32_t)
+INSTANCE(int64_t, int64_t)
 
 void dequantize(const int8_t* codes, const float* scale, size_t rows, size_t columns, float* out) {
   for (size_t i = 0; i < rows; ++i) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace pinscher {
 
@@ -14,13 +15,24 @@ struct Shape {
 
 enum class Outcome : int { fine = 0, index_out_of_range = 1, values_do_not_fit = 2 };
 
-// Writes values to the kept places of `out` [rows, columns], which is all zero before.
-//   gaps, ones     for each mask level the gaps between its ones, or between its zeros if those are fewer; ones[level] of them
-//   values, counts the values of every value level one after the other; counts[level] of each
-// Nothing is read or written out of bounds whatever the numbers say.
+// One mask level: the gaps between its ones, or between its zeros if those are fewer, as integers of 1, 2 or 4 bytes.
+struct Gaps {
+  const void* data;
+  size_t count, width, ones;
+};
+
+// The values of one value level, in the order of their places.
 template <typename Value>
-Outcome scatter(const Shape& shape, const uint32_t* gaps, size_t gap_count, const int64_t* ones, size_t mask_levels,
-                const Value* values, size_t value_count, const int64_t* counts, size_t value_levels, Value* out);
+struct Values {
+  const Value* data;
+  size_t count;
+};
+
+// Writes values to the kept places of `out` [rows, columns], which is all zero before; with scales, each value times
+// its row's. Nothing is read or written out of bounds whatever the numbers say.
+template <typename Value, typename Out>
+Outcome scatter(const Shape& shape, const std::vector<Gaps>& mask, const std::vector<Values<Value>>& values,
+                const float* scale, Out* out);
 
 // out[i, j] = codes[i, j] * scale[i]
 void dequantize(const int8_t* codes, const float* scale, size_t rows, size_t columns, float* out);

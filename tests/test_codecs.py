@@ -43,8 +43,13 @@ def check(name: str, matrix: np.ndarray) -> None:
 
 def both(data: bytes, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     """What the native code and the reference make of the bytes, which must be the same."""
-    fast = entropy._decode(native.core(), reader(data), *shape, dtype)
+    fast = entropy._decode(native.core(), reader(data), *shape, dtype, None)
     slow = entropy._decode_slowly(reader(data), *shape, dtype)
+    if dtype == np.int8:
+        scale = np.linspace(0, 3, shape[0], dtype=np.float32)
+        weights = entropy.decode(reader(data), *shape, dtype, scale)
+        assert weights.dtype == np.float32
+        assert (weights == slow * scale[:, None]).all()
     assert fast.dtype == slow.dtype == dtype
     assert fast.tobytes() == slow.tobytes()
     assert fast.shape == slow.shape == shape

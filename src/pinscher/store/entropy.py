@@ -47,10 +47,19 @@ def encode(matrix: Array) -> bytes:
     return b"".join(parts)
 
 
-def decode(reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
-    """The matrix; raises DamagedError for anything that `encode` cannot have written."""
+def decode(
+    reader: Reader, rows: int, columns: int, dtype: np.dtype[Any], scale: NDArray[np.float32] | None = None
+) -> Array:
+    """The matrix, or with a scale for each row the fp32 weights that int8 codes stand for.
+
+    Raises:
+        DamagedError: for anything that `encode` cannot have written.
+    """
     core = native.core()
-    return _decode_slowly(reader, rows, columns, dtype) if core is None else _decode(core, reader, rows, columns, dtype)
+    if core is not None:
+        return _decode(core, reader, rows, columns, dtype, scale)
+    codes = _decode_slowly(reader, rows, columns, dtype)
+    return codes if scale is None else codes.astype(np.float32) * scale[:, None]
 
 
 def _decode_slowly(reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
@@ -68,32 +77,35 @@ def _decode_slowly(reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]
     return out.reshape(rows, columns)
 
 
-def _decode(core: ModuleType, reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
+def _decode(
+    core: ModuleType,
+    reader: Reader,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    scale: NDArray[np.float32] | None,
+) -> Array:
     """The same with the walk over places and values in native code."""
     classes = _decode_classes(reader, rows, columns)
-    spans = Layout(classes).spans()
-    listed = [_decode_gaps(reader, end - start) for start, end in spans]
+    listed = [_decode_gaps(reader, size) for size in _level_sizes(classes)]
     sizes = _decode_classes(reader, rows, columns)
     kept = sum(ones for ones, _ in listed)
     values: list[Array] = []
     for _ in range(sizes.levels):
         values.append(_checked(reader.stream(kept), dtype))
         kept -= values[-1].size  # so that all levels together make room for no more than was kept
-    out = np.zeros((rows, columns), dtype)
-    outcome = core.scatter(
-        np.concatenate([gaps for _, gaps in listed], dtype=np.uint32, casting="unsafe"),
-        np.array([ones for ones, _ in listed], np.int64),
-        classes.rows,
-        classes.columns,
-        sizes.rows,
-        sizes.columns,
-        np.concatenate(values),
-        np.array([part.size for part in values], np.int64),
-        out,
-    )
+    out = np.zeros((rows, columns), dtype if scale is None else np.float32)
+    ones, gaps = [count for count, _ in listed], [some for _, some in listed]
+    outcome = core.scatter(gaps, ones, classes.rows, classes.columns, sizes.rows, sizes.columns, values, scale, out)
     if outcome:
         raise DamagedError(("an index is out of range", "the values do not fit the mask")[outcome - 1])
     return out
+
+
+def _level_sizes(classes: Classes) -> list[int]:
+    """How many places each level has."""
+    rows, columns = np.bincount(classes.rows, minlength=1), np.bincount(classes.columns, minlength=1)
+    return [int(size) for size in np.convolve(rows, columns)]
 
 
 class Layout:

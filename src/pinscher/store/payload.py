@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pinscher.errors import InputError
+from pinscher.store import entropy
 from pinscher.store.codecs import BY_NUMBER, CODECS, codec, smallest
 from pinscher.store.quantize import LARGEST, dequantize, quantize
 from pinscher.store.streams import DamagedError, Reader, stream
@@ -167,14 +168,23 @@ def unpack(data: bytes | memoryview | Tensor) -> Tensor:
     whole = view(data)
     found = head(whole)
     reader = Reader(whole[HEADER.size :])
-    scale = _scale(reader, found.rows) if found.scaled else None
-    dtype = torch.empty(0, dtype=BITS[found.dtype.itemsize]).numpy().dtype
-    matrix = BY_NUMBER[found.codec].decode(reader, found.rows, found.columns, dtype)
+    weight = _scaled(reader, found) if found.scaled else _codes(reader, found).view(found.dtype)
     if any(reader.take(len(reader.data) - reader.at)):
         raise DamagedError("bytes are left over")
-    values = torch.from_numpy(np.require(matrix, requirements="W"))
-    weight = dequantize(values, scale) if scale is not None else values.view(found.dtype)
     return weight.T.contiguous() if found.transposed else weight
+
+
+def _codes(reader: Reader, found: Head) -> Tensor:
+    dtype = torch.empty(0, dtype=BITS[found.dtype.itemsize]).numpy().dtype
+    matrix = BY_NUMBER[found.codec].decode(reader, found.rows, found.columns, dtype)
+    return torch.from_numpy(np.require(matrix, requirements="W"))
+
+
+def _scaled(reader: Reader, found: Head) -> Tensor:
+    scale = _scale(reader, found.rows)
+    if found.codec == CODECS["entropy"].number:  # straight to fp32: no room and no time for codes in between
+        return torch.from_numpy(entropy.decode(reader, found.rows, found.columns, np.dtype(np.int8), scale.numpy()))
+    return dequantize(_codes(reader, found), scale)
 
 
 _STARTING = threading.Lock()

@@ -77,9 +77,10 @@ def _scales(weight: Tensor, values: str, importance: Tensor | None, search: bool
     if not search:
         return best
     least = torch.full_like(full, torch.inf)
+    unit = torch.where(full > 0, full, 1)[:, None]  # squares of tiny weights would vanish
     for share in TRIED[values]:
         scale = (full * share).bfloat16().float()
-        error = (weight - _codes(weight, scale, values) * scale[:, None]).square_()
+        error = ((weight - _codes(weight, scale, values) * scale[:, None]) / unit).square_()
         hurt = error.sum(1) if importance is None else error @ importance.float()
         better = hurt < least
         best, least = torch.where(better, scale, best), torch.where(better, hurt, least)
