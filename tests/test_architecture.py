@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "checkpoint": set(),
     "train": {"prune", "checkpoint", "errors"},
     "store": {"checkpoint", "errors", "native"},
-    "runtime": {"store"},
+    "runtime": {"errors", "native", "store"},
     "report": set(),
 }
 FOREIGN_TO_PRUNE = {"transformers", "datasets", "accelerate", "safetensors", "rich", "typer", "sklearn"}

@@ -10,6 +10,8 @@ from pinscher.store import registration
 if TYPE_CHECKING:
     from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+    from pinscher.runtime.loading import load
+    from pinscher.runtime.sparse import accelerate
     from pinscher.store.saving import save_pretrained
     from pinscher.train.callback import PruningCallback
     from pinscher.train.config import RunConfig
@@ -25,7 +27,9 @@ __all__ = [
     "RunConfig",
     "Teacher",
     "__version__",
+    "accelerate",
     "checkpoint",
+    "load",
     "run",
     "save_pretrained",
     "sparsity",
@@ -39,6 +43,8 @@ _HOMES = {
     "PruningConfig": "prune",
     "RunConfig": "train.config",
     "Teacher": "prune",
+    "accelerate": "runtime.sparse",
+    "load": "runtime.loading",
     "run": "train.experiment",
     "save_pretrained": "store.saving",
     "sparsity": "prune",

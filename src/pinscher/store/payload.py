@@ -19,7 +19,7 @@ from torch import Tensor
 from pinscher.errors import InputError
 from pinscher.store import entropy
 from pinscher.store.codecs import BY_NUMBER, CODECS, codec, smallest
-from pinscher.store.quantize import LARGEST, dequantize, quantize
+from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
 from pinscher.store.streams import DamagedError, Reader, stream
 
 MAGIC, VERSION = b"PNSR", 1
@@ -169,9 +169,13 @@ def unpack(data: bytes | memoryview | Tensor) -> Tensor:
     found = head(whole)
     reader = Reader(whole[HEADER.size :])
     weight = _scaled(reader, found) if found.scaled else _codes(reader, found).view(found.dtype)
+    _finish(reader)
+    return weight.T.contiguous() if found.transposed else weight
+
+
+def _finish(reader: Reader) -> None:
     if any(reader.take(len(reader.data) - reader.at)):
         raise DamagedError("bytes are left over")
-    return weight.T.contiguous() if found.transposed else weight
 
 
 def _codes(reader: Reader, found: Head) -> Tensor:
@@ -185,6 +189,21 @@ def _scaled(reader: Reader, found: Head) -> Tensor:
     if found.codec == CODECS["entropy"].number:  # straight to fp32: no room and no time for codes in between
         return torch.from_numpy(entropy.decode(reader, found.rows, found.columns, np.dtype(np.int8), scale.numpy()))
     return dequantize(_codes(reader, found), scale)
+
+
+def unpack_rows(data: bytes | memoryview | Tensor) -> Quantized | Tensor:
+    """The matrix with output rows first, whatever its module has: codes and scales where it was quantised.
+
+    Raises:
+        DamagedError: for anything that `pack` cannot have written.
+    """
+    whole = view(data)
+    found = head(whole)
+    reader = Reader(whole[HEADER.size :])
+    scale = _scale(reader, found.rows) if found.scaled else None
+    codes = _codes(reader, found)
+    _finish(reader)
+    return codes.view(found.dtype) if scale is None else Quantized(codes, scale)
 
 
 _STARTING = threading.Lock()

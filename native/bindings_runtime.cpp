@@ -1,0 +1,200 @@
+// What Python sees of the runtime. Every array is checked here; whatever computes releases the GIL.
+#include "bindings.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "encoder.h"
+
+namespace {
+
+using pinscher::Activation;
+using pinscher::Activations;
+using pinscher::Kernels;
+using Weights = pinscher::Matrix;
+template <typename T>
+using Rows = Matrix<T>;
+using MaybeVector = std::optional<Vector<float>>;
+
+const Kernels& kernels_named(const std::string& name) {
+  const Kernels* found = pinscher::kernels(name.empty() ? nullptr : name.c_str());
+  if (!found) throw nb::value_error("no such instruction set on this machine");
+  return *found;
+}
+
+Activation activation_named(const std::string& name) {
+  const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu"};
+  for (int i = 0; i < 5; ++i)
+    if (name == names[i]) return static_cast<Activation>(i);
+  throw nb::value_error("no such activation");
+}
+
+std::vector<std::string> isas(bool all) {
+  std::vector<std::string> names;
+  for (const Kernels* some : pinscher::all_kernels())
+    if (all || some->supported()) names.push_back(some->name);
+  return names;
+}
+
+pinscher::Vector numbers(const MaybeVector& some, size_t count) {
+  if (!some) return {};
+  if (some->shape(0) != count) throw nb::value_error("a bias or norm does not fit its matrix");
+  return {some->data(), some->data() + count};
+}
+
+std::shared_ptr<Weights> from_f32(Rows<const float> weights, bool sparse) {
+  nb::gil_scoped_release release;
+  return std::make_shared<Weights>(weights.data(), weights.shape(0), weights.shape(1), sparse);
+}
+
+std::shared_ptr<Weights> from_i8(Rows<const int8_t> codes, Vector<float> scale) {
+  if (scale.shape(0) != codes.shape(0)) throw nb::value_error("codes and scales do not fit");
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < codes.size(); ++i)
+    if (codes.data()[i] == -128) throw std::invalid_argument("a code is below -127");
+  return std::make_shared<Weights>(codes.data(), scale.data(), codes.shape(0), codes.shape(1));
+}
+
+void multiply(const Weights& weights, pinscher::Pool& pool, const std::string& isa, Rows<const float> x,
+              const MaybeVector& bias, const std::string& then, Rows<float> out) {
+  const size_t tokens = x.shape(0);
+  if (x.shape(1) != weights.columns || out.shape(0) != tokens || out.shape(1) != weights.rows)
+    throw nb::value_error("the activations do not fit the matrix");
+  if (bias && bias->shape(0) != weights.rows) throw nb::value_error("the bias does not fit the matrix");
+  const Kernels& use = kernels_named(isa);
+  const Activation activation = activation_named(then);
+  const float* add = bias ? bias->data() : nullptr;
+  nb::gil_scoped_release release;
+  pinscher::Team team(pool);
+  if (tokens == 1) {
+    weights.multiply_one(team, x.data(), add, out.data());
+    if (activation == Activation::none) return;
+    pinscher::Array<float> padded(pinscher::blocks(weights.rows, 16) * 16);
+    std::copy_n(out.data(), weights.rows, padded.data());
+    use.activate(activation, padded.data(), padded.size());
+    std::copy_n(padded.data(), weights.rows, out.data());
+    return;
+  }
+  thread_local Activations in, result;
+  thread_local pinscher::Shorts shorts;
+  in.shape(tokens, weights.columns);
+  pinscher::to_tiles(team, x.data(), in);
+  weights.multiply(team, use, in, add, activation, shorts, result);
+  pinscher::to_rows(team, result, out.data());
+}
+
+// A layer as Python gives it: four matrices, their biases, two norms.
+struct Described {
+  std::vector<std::shared_ptr<Weights>> matrices;  // qkv, out, up, down
+  std::vector<MaybeVector> biases;
+  std::vector<Vector<float>> norms;  // weight, bias, weight, bias
+  float epsilon;
+};
+
+pinscher::Layer layer_of(const Described& from, size_t width) {
+  if (from.matrices.size() != 4 || from.biases.size() != 4 || from.norms.size() != 4)
+    throw nb::value_error("a layer has four matrices, four biases and two norms");
+  const size_t middle = from.matrices[2]->rows;
+  const size_t shapes[4][2] = {{3 * width, width}, {width, width}, {middle, width}, {width, middle}};
+  pinscher::Linear linear[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto& matrix = from.matrices[i];
+    if (matrix->rows != shapes[i][0] || matrix->columns != shapes[i][1])
+      throw nb::value_error("a matrix has another shape than its layer");
+    linear[i] = {matrix, numbers(from.biases[i], matrix->rows)};
+  }
+  pinscher::LayerNorm norms[2];
+  for (int i = 0; i < 2; ++i)
+    norms[i] = {numbers(from.norms[2 * i], width), numbers(from.norms[2 * i + 1], width), from.epsilon};
+  return {linear[0], linear[1], norms[0], linear[2], linear[3], norms[1]};
+}
+
+pinscher::Encoder* new_encoder(size_t width, size_t heads, const std::string& activation,
+                               const std::vector<Described*>& layers) {
+  if (!heads || !width || width % heads) throw nb::value_error("the width is no multiple of the heads");
+  std::vector<pinscher::Layer> made;
+  for (const Described* layer : layers) made.push_back(layer_of(*layer, width));
+  return new pinscher::Encoder(width, heads, activation_named(activation), std::move(made));
+}
+
+void set_relative(pinscher::Encoder& encoder, Rows<const float> table) {
+  const size_t places = table.shape(1);
+  if (table.shape(0) != encoder.heads || places % 2 == 0) throw nb::value_error("the table does not fit the heads");
+  encoder.relative.assign(table.data(), table.data() + table.size());
+  encoder.relative.resize(table.size() + 64);  // what a wide load may touch
+  encoder.reach = (places + 1) / 2;
+}
+
+size_t sum_of(const std::vector<size_t>& lengths, const pinscher::Encoder& encoder, size_t tokens) {
+  size_t total = 0;
+  for (const size_t length : lengths) {
+    if (length > tokens - total) throw nb::value_error("the lengths do not add up to the tokens");
+    if (!length) throw nb::value_error("a sequence is empty");
+    if (encoder.reach && length > encoder.reach) throw nb::value_error("a sequence is too long");
+    total += length;
+  }
+  if (total != tokens) throw nb::value_error("the lengths do not add up to the tokens");
+  return total;
+}
+
+void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa, Rows<const float> in,
+         const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every) {
+  const size_t tokens = in.shape(0);
+  if (in.shape(1) != encoder.width || out.shape(0) != tokens || out.shape(1) != encoder.width)
+    throw nb::value_error("the hidden states do not fit the encoder");
+  if (every && (every->shape(0) != tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width))
+    throw nb::value_error("the hidden states do not fit the encoder");
+  sum_of(lengths, encoder, tokens);
+  const Kernels& use = kernels_named(isa);
+  nb::gil_scoped_release release;
+  encoder.run(pool, use, in.data(), lengths, out.data(), every ? every->data() : nullptr);
+}
+
+// ------------------------------------------------------------ single kernels, for the tests
+
+void activate(const std::string& isa, const std::string& name, nb::ndarray<float, nb::ndim<1>, nb::c_contig> values) {
+  const size_t count = values.shape(0);
+  pinscher::Array<float> padded(pinscher::blocks(count, 16) * 16);
+  std::copy_n(values.data(), count, padded.data());
+  kernels_named(isa).activate(activation_named(name), padded.data(), padded.size());
+  std::copy_n(padded.data(), count, values.data());
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& module) {
+  module.def("isas", &isas, "all"_a = false);
+  module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
+  nb::class_<pinscher::Pool>(module, "Pool")
+      .def(nb::init<size_t>(), "threads"_a)
+      .def_prop_ro("threads", &pinscher::Pool::threads);
+  nb::class_<Weights>(module, "Matrix")
+      .def_static("from_f32", &from_f32, "weights"_a.noconvert(), "sparse"_a)
+      .def_static("from_i8", &from_i8, "codes"_a.noconvert(), "scale"_a.noconvert())
+      .def_ro("rows", &Weights::rows)
+      .def_ro("columns", &Weights::columns)
+      .def_ro("nonzeros", &Weights::nonzeros)
+      .def_prop_ro("bytes", &Weights::bytes)
+      .def_prop_ro("work", [](const Weights& m) { return m.work.load(); })
+      .def_prop_ro("kind", [](const Weights& m) {
+        const char* const names[] = {"f32", "i8", "dense"};
+        return names[static_cast<int>(m.kind)];
+      })
+      .def("multiply", &multiply, "pool"_a, "isa"_a, "x"_a.noconvert(), "bias"_a.noconvert().none(), "then"_a,
+           "out"_a.noconvert());
+  nb::class_<Described>(module, "Layer")
+      .def("__init__",
+           [](Described* self, std::vector<std::shared_ptr<Weights>> matrices, std::vector<MaybeVector> biases,
+              std::vector<Vector<float>> norms,
+              float epsilon) { new (self) Described{std::move(matrices), std::move(biases), std::move(norms), epsilon}; },
+           "matrices"_a, "biases"_a, "norms"_a, "epsilon"_a);
+  nb::class_<pinscher::Encoder>(module, "Encoder")
+      .def(nb::new_(&new_encoder), "width"_a, "heads"_a, "activation"_a, "layers"_a)
+      .def("set_relative", &set_relative, "table"_a.noconvert())
+      .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert(), "lengths"_a, "out"_a.noconvert(),
+           "every"_a.noconvert().none());
+}

@@ -1,0 +1,71 @@
+// A whole transformer encoder: from embeddings to the last hidden state without going back to Python.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "matrix.h"
+
+namespace pinscher {
+
+using Vector = std::vector<float>;
+
+struct Linear {
+  std::shared_ptr<const Matrix> matrix;
+  Vector bias;  // may be empty
+};
+
+struct LayerNorm {
+  Vector weight, bias;
+  float epsilon;
+  Norm view() const { return {weight.data(), bias.empty() ? nullptr : bias.data(), epsilon}; }
+};
+
+// Attention, residual, norm, MLP, residual, norm: what BERT and its family do in every layer.
+struct Layer {
+  Linear qkv;  // outputs: queries, keys, values, head by head
+  Linear out;
+  LayerNorm after_attention;
+  Linear up, down;
+  LayerNorm after_mlp;
+};
+
+// Rows of `tables` are added up and normalised; one index for each token and table.
+struct Embeddings {
+  struct Table {
+    const float* values;
+    size_t rows;
+  };
+  std::vector<Table> tables;
+  size_t width;
+  LayerNorm norm;
+};
+
+class Encoder {
+ public:
+  Encoder(size_t width, size_t heads, Activation activation, std::vector<Layer> layers);
+
+  size_t width, heads, head_width;
+  Activation activation;
+  std::vector<Layer> layers;
+  // Added to the scores, [heads][2 · reach - 1]: what a query gets for a key `d` places before it is at [reach - 1 + d].
+  Vector relative;
+  size_t reach = 0;
+
+  // hidden [tokens, width] → hidden [tokens, width], for sequences that lie one behind the other; lengths sum to
+  // tokens. `every`, if any, gets [layers + 1][tokens, width]. Safe from several threads at once.
+  void run(Pool& pool, const Kernels& use, const float* in, const std::vector<size_t>& lengths, float* out,
+           float* every) const;
+
+ private:
+  struct Room;
+  void attend(Team& team, const Kernels& use, const std::vector<size_t>& lengths, Room& room) const;
+};
+
+// Rows [tokens, width] as tiles, and back.
+void to_tiles(Team& team, const float* rows, Activations& out);
+void to_rows(Team& team, const Activations& in, float* rows);
+// out [tokens, width]; `indices` holds one row of [tokens] for each table. False if one is out of range.
+bool embed(const Kernels& use, const Embeddings& from, const int64_t* const* indices, size_t tokens, Activations& out);
+
+}  // namespace pinscher

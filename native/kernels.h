@@ -1,0 +1,81 @@
+// The inner loops, once for each instruction set: kernels.inc is their one source, kernels_<isa>.cpp compile it.
+//
+// Activations are feature-major: a tile holds 64 tokens (128 as int16), and the tokens of a feature lie side by side. A
+// product y = W x walks the nonzeros of W; each multiplies one feature of up to 128 tokens and adds to one output.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pinscher {
+
+constexpr size_t TILE = 64;       // tokens of a tile in fp32
+constexpr size_t WIDE = 128;      // tokens of a tile in int16: as many bytes
+constexpr size_t BLOCK_K = 128;   // inputs whose tile stays in the first cache; an index into them is a byte
+constexpr size_t BLOCK_N = 128;   // outputs of one piece of work
+constexpr size_t CHUNK = 768;     // inputs summed in int16 before the sum becomes fp32
+constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
+
+// One output row of a block, and how many nonzeros it has there; rows come sorted by that count.
+struct Line {
+  uint8_t row, count;
+};
+
+// The nonzeros of up to BLOCK_N rows and BLOCK_K columns, line by line.
+template <typename Value>
+struct Block {
+  const Line* lines;
+  size_t count;
+  const uint8_t* at;  // column, local
+  const Value* values;
+};
+
+enum class Activation : int { none, gelu, gelu_tanh, relu, silu };
+
+struct Norm {
+  const float *weight, *bias;  // no bias: root mean square only
+  float epsilon;
+};
+
+struct Kernels {
+  const char* name;
+  bool (*supported)();
+
+  // y[row][token] += Σ value · x[at][token], for the first `tokens` of a tile
+  void (*spmm_f32)(const Block<float>&, const float* x, float* y, size_t tokens);
+  // The same in int16: products are (257 · value · x + 2^14) >> 15. Sums wrap around.
+  void (*spmm_i16)(const Block<int8_t>&, const int16_t* x, int16_t* y, size_t tokens);
+  // out[row][token] (+)= sum[row][token] · row_scale[row] · token_scale[token], into two tiles of fp32
+  void (*widen)(const int16_t* sum, size_t rows, const float* row_scale, const float* token_scale, float* low,
+                float* high, size_t tokens);
+  // int16 of up to WIDE tokens; scale[chunk][token] is what widen wants. `bound` per chunk: see Sparse.
+  void (*narrow)(const float* low, const float* high, size_t features, const float* bound, int16_t* out, float* scale,
+                 size_t first, size_t tokens);
+  // y[row][token] += Σ_k panel[k][row] · x[k][token] for `rows` ≤ PANEL
+  void (*dense)(const float* panel, size_t rows, size_t features, const float* x, float* y, size_t tokens);
+  void (*activate)(Activation, float* values, size_t count);
+  // x[feature][token] = norm(x + residual) over the features, tokens [first, last) of one tile; residual may be null
+  void (*norm)(float* x, const float* residual, size_t features, const Norm&, size_t first, size_t last);
+  // out[d][i] = Σ_j v[d][j] · softmax_j(Σ_d k[d][j] · q[d][i]) for keys j, queries i; rows are `stride` floats apart.
+  // `relative`, if any, holds what is added to the score of (i, j) at [i - j + keys - 1]. scratch: keys * 64 floats.
+  void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
+                    size_t keys, size_t width, const float* relative, float* scratch);
+};
+
+#if defined(__x86_64__)
+extern const Kernels avx512_kernels, avx2_kernels;
+#elif defined(__aarch64__)
+extern const Kernels neon_kernels;
+#endif
+extern const Kernels scalar_kernels;
+
+// Every set that was compiled, the widest first; the last one runs anywhere.
+const std::vector<const Kernels*>& all_kernels();
+// The widest that this machine runs, or the one that is asked for (null if it is not there or cannot run).
+const Kernels* kernels(const char* name = nullptr);
+
+}  // namespace pinscher
+
+#define KERNELS(isa)                                                                                               \
+  {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::dense, isa::activate, isa::norm, \
+   isa::attention}

@@ -1,0 +1,20 @@
+#include "kernels.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+namespace pinscher {
+namespace neon {
+
+constexpr size_t LANES = 4;  // every aarch64 machine has these: no other target than the rest
+typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
+
+static inline shorts mulhrs(shorts a, shorts b) { return (shorts)vqrdmulhq_s16((int16x8_t)a, (int16x8_t)b); }
+static inline shorts twice(int8_t w) { return (shorts)vdupq_n_s8(w); }
+
+#include "kernels.inc"
+static bool supported() { return true; }
+
+}  // namespace neon
+const Kernels neon_kernels = KERNELS(neon);
+}  // namespace pinscher
+#endif

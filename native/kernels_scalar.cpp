@@ -1,0 +1,22 @@
+// What runs anywhere: four lanes that every compiler turns into what the machine has.
+#include "kernels.h"
+
+namespace pinscher {
+namespace scalar {
+
+constexpr size_t LANES = 4;
+typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
+typedef int32_t ints __attribute__((vector_size(LANES * 8)));
+
+static inline shorts mulhrs(shorts a, shorts b) {
+  const ints product = __builtin_convertvector(a, ints) * __builtin_convertvector(b, ints);
+  return __builtin_convertvector((product + 0x4000) >> 15, shorts);
+}
+static inline shorts twice(int8_t w) { return static_cast<int16_t>(static_cast<uint8_t>(w) * 0x0101) - (shorts){}; }
+
+#include "kernels.inc"
+static bool supported() { return true; }
+
+}  // namespace scalar
+const Kernels scalar_kernels = KERNELS(scalar);
+}  // namespace pinscher

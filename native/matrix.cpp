@@ -1,0 +1,214 @@
+#include "matrix.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pinscher {
+namespace {
+
+constexpr float UNIT = 257.0f / 32768.0f;  // what a code and an int16 of 1 multiply to
+constexpr size_t STRIP = 16;               // tokens narrowed together
+
+}  // namespace
+
+void Activations::shape(size_t new_tokens, size_t new_features) {
+  tokens = new_tokens;
+  features = new_features;
+  values.reserve(blocks(tokens, WIDE) * (WIDE / TILE) * TILE * features);
+}
+
+Matrix::Matrix(const float* weights, size_t rows, size_t columns, bool sparse)
+    : rows(rows), columns(columns), kind(sparse ? Kind::f32 : Kind::dense) {
+  if (sparse) {
+    pack(weights, f32_);
+    return;
+  }
+  nonzeros = rows * columns;
+  panels_.resize(blocks(rows, PANEL) * PANEL * columns);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t c = 0; c < columns; ++c)
+      panels_[((r / PANEL) * columns + c) * PANEL + r % PANEL] = weights[r * columns + c];
+}
+
+Matrix::Matrix(const int8_t* codes, const float* scale, size_t rows, size_t columns)
+    : rows(rows), columns(columns), kind(Kind::i8), scale_(scale, scale + rows) {
+  pack(codes, i8_);
+  bound_sums(codes);
+  for (float& s : scale_) s /= UNIT;
+  for (int8_t& code : i8_) code = static_cast<int8_t>(code < 0 ? code - 1 : code);  // see twice(): 257 w - 1 there
+}
+
+template <typename Value, typename Source>
+void Matrix::pack(const Source* source, std::vector<Value>& values) {
+  nonzeros = static_cast<size_t>(
+      std::count_if(source, source + rows * columns, [](Source value) { return value != 0; }));
+  at_.reserve(nonzeros);
+  values.reserve(nonzeros);
+  line_start_.assign(1, 0);
+  value_start_.assign(1, 0);
+  for (size_t top = 0; top < rows; top += BLOCK_N)
+    for (size_t left = 0; left < columns; left += BLOCK_K) {
+      const size_t bottom = std::min(rows, top + BLOCK_N), right = std::min(columns, left + BLOCK_K);
+      std::vector<Line> found;
+      for (size_t r = top; r < bottom; ++r) {
+        const Source* row = source + r * columns;
+        const auto count = std::count_if(row + left, row + right, [](Source value) { return value != 0; });
+        if (count) found.push_back({static_cast<uint8_t>(r - top), static_cast<uint8_t>(count)});
+      }
+      // Equal counts in a row let the processor foresee where the inner loop ends.
+      std::stable_sort(found.begin(), found.end(), [](Line a, Line b) { return a.count > b.count; });
+      for (const Line line : found)
+        for (size_t c = left; c < right; ++c)
+          if (const Source value = source[(top + line.row) * columns + c]; value != 0) {
+            at_.push_back(static_cast<uint8_t>(c - left));
+            values.push_back(value);
+          }
+      lines_.insert(lines_.end(), found.begin(), found.end());
+      line_start_.push_back(lines_.size());
+      value_start_.push_back(at_.size());
+    }
+}
+
+// |Σ| ≤ (‖x‖ + ½√n) · ‖257 w + 1‖ / 2^15 + ½n for n inputs, the second terms for rounding: solved for ‖x‖.
+void Matrix::bound_sums(const int8_t* codes) {
+  for (size_t start = 0; start < columns; start += CHUNK) {
+    const size_t end = std::min(columns, start + CHUNK);
+    double longest = 1, most = 1;
+    for (size_t r = 0; r < rows; ++r) {
+      double square = 0, count = 0;
+      for (size_t c = start; c < end; ++c)
+        if (const int code = codes[r * columns + c]; code != 0) {
+          square += std::pow(257.0 * std::abs(code) + 1, 2);
+          ++count;
+        }
+      longest = std::max(longest, std::sqrt(square));
+      most = std::max(most, count);
+    }
+    const double room = (32767 - 0.5 * most) * 32768 / longest - 0.5 * std::sqrt(static_cast<double>(end - start));
+    bound_.push_back(static_cast<float>(std::clamp(room, 1.0, 32766.0)));
+  }
+}
+
+size_t Matrix::bytes() const {
+  return at_.size() + 4 * f32_.size() + i8_.size() + 4 * panels_.size() + sizeof(Line) * lines_.size() +
+         16 * line_start_.size();
+}
+
+template <typename Value>
+Block<Value> Matrix::block(size_t row_block, size_t column_block, const std::vector<Value>& values) const {
+  const size_t number = row_block * blocks(columns, BLOCK_K) + column_block;
+  return {lines_.data() + line_start_[number], line_start_[number + 1] - line_start_[number],
+          at_.data() + value_start_[number], values.data() + value_start_[number]};
+}
+
+void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const {
+  const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
+  const float* in = x.tile(tile);
+  if (kind == Kind::f32) {
+    for (size_t b = 0; b < blocks(columns, BLOCK_K); ++b)
+      use.spmm_f32(block(row_block, b, f32_), in + b * BLOCK_K * TILE, y, x.in_tile(tile));
+    return;
+  }
+  // Rows of a block start anywhere in a panel: whole panels are kept together by rounding the block's edges.
+  for (size_t r = first; r < first + count;) {
+    const size_t panel = r / PANEL, offset = r % PANEL, some = std::min(PANEL - offset, first + count - r);
+    use.dense(panels_.data() + panel * columns * PANEL + offset, some, columns, in, y + (r - first) * TILE,
+              x.in_tile(tile));
+    r += some;
+  }
+}
+
+void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+                     float* low, float* high) const {
+  const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
+  const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), chunks = blocks(columns, CHUNK);
+  const int16_t* in = shorts.values.data() + tile * columns * WIDE;
+  alignas(LINE) int16_t sum[BLOCK_N * WIDE];
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    std::fill(sum, sum + count * WIDE, int16_t{0});
+    const size_t end = std::min(blocks(columns, BLOCK_K), (chunk + 1) * (CHUNK / BLOCK_K));
+    for (size_t b = chunk * (CHUNK / BLOCK_K); b < end; ++b)
+      use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens);
+    use.widen(sum, count, scale_.data() + first, shorts.scale.data() + (tile * chunks + chunk) * WIDE, low, high,
+              tokens);
+  }
+}
+
+void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const {
+  const size_t tiles = blocks(x.tokens, WIDE), chunks = blocks(columns, CHUNK);
+  out.values.reserve(tiles * columns * WIDE);
+  out.scale.reserve(tiles * chunks * WIDE);
+  team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
+    const size_t tile = strip * STRIP / WIDE, first = strip * STRIP % WIDE;
+    use.narrow(x.tile(2 * tile), x.tile(2 * tile + 1), columns, bound_.data(),
+               out.values.data() + tile * columns * WIDE, out.scale.data() + tile * chunks * WIDE, first,
+               first + STRIP);
+  });
+}
+
+void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, const float* bias, Activation then,
+                      Shorts& room, Activations& y) const {
+  y.shape(x.tokens, rows);
+  work.fetch_add(nonzeros * x.tokens, std::memory_order_relaxed);
+  if (kind == Kind::i8) narrow(team, use, x, room);
+  const size_t tiles = blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE);
+  // Tiles follow each other for the same rows, whose weights stay in the cache.
+  team.each(blocks(rows, BLOCK_N) * tiles, [&](size_t item, size_t) {
+    const size_t row_block = item / tiles, tile = item % tiles, first = row_block * BLOCK_N;
+    const size_t count = std::min(BLOCK_N, rows - first);
+    const size_t from = kind == Kind::i8 ? 2 * tile : tile;
+    const size_t to = std::min(from + (kind == Kind::i8 ? 2 : 1), y.tiles());
+    float* parts[2] = {nullptr, nullptr};
+    for (size_t t = from; t < to; ++t) {
+      float* out = parts[t - from] = y.tile(t) + first * TILE;
+      for (size_t r = 0; r < count; ++r) std::fill(out + r * TILE, out + (r + 1) * TILE, bias ? bias[first + r] : 0.0f);
+    }
+    if (kind == Kind::i8)
+      tile_i8(use, x, room, row_block, tile, parts[0], parts[1]);
+    else
+      tile_f32(use, x, row_block, tile, parts[0]);
+    for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);
+  });
+}
+
+void Matrix::multiply_one(Team& team, const float* x, const float* bias, float* y) const {
+  work.fetch_add(nonzeros, std::memory_order_relaxed);
+  team.each(blocks(rows, BLOCK_N), [&](size_t row_block, size_t) {
+    const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
+    float* out = y + first;
+    float sums[BLOCK_N] = {};
+    for (size_t b = 0; kind != Kind::dense && b < blocks(columns, BLOCK_K); ++b) {
+      const auto f32 = block(row_block, b, f32_);
+      const auto i8 = block(row_block, b, i8_);
+      const float* in = x + b * BLOCK_K;
+      const uint8_t* at = f32.at;
+      const float* w = kind == Kind::f32 ? f32.values : nullptr;
+      const int8_t* c = i8.values;
+      for (size_t l = 0; l < f32.count; ++l) {
+        float even = 0, odd = 0;
+        size_t n = f32.lines[l].count;
+        if (w) {
+          for (; n >= 2; n -= 2, at += 2, w += 2) even += w[0] * in[at[0]], odd += w[1] * in[at[1]];
+          if (n) even += *w++ * in[*at++];
+        } else {
+          auto code = [](int8_t stored) { return static_cast<float>(stored < 0 ? stored + 1 : stored); };
+          for (; n >= 2; n -= 2, at += 2, c += 2) even += code(c[0]) * in[at[0]], odd += code(c[1]) * in[at[1]];
+          if (n) even += code(*c++) * in[*at++];
+        }
+        sums[f32.lines[l].row] += even + odd;
+      }
+    }
+    for (size_t r = 0; r < count; ++r) {
+      float value = sums[r];
+      if (kind == Kind::i8) value *= scale_[first + r] * UNIT;
+      if (kind == Kind::dense) {
+        const size_t row = first + r;
+        const float* panel = panels_.data() + (row / PANEL) * columns * PANEL + row % PANEL;
+        for (size_t k = 0; k < columns; ++k) value += panel[k * PANEL] * x[k];
+      }
+      out[r] = value + (bias ? bias[first + r] : 0.0f);
+    }
+  });
+}
+
+}  // namespace pinscher

@@ -1,0 +1,73 @@
+// A weight matrix in the layout of the kernels, and its product with activations.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace pinscher {
+
+inline size_t blocks(size_t count, size_t size) { return (count + size - 1) / size; }
+
+// Activations of `tokens` tokens: tiles of [features][TILE].
+struct Activations {
+  size_t tokens = 0, features = 0;
+  Array<float> values;
+  void shape(size_t new_tokens, size_t new_features);  // what was there is gone
+  size_t tiles() const { return blocks(tokens, TILE); }
+  size_t in_tile(size_t tile) const { return tokens - tile * TILE < TILE ? tokens - tile * TILE : TILE; }
+  float* tile(size_t number) { return values.data() + number * features * TILE; }
+  const float* tile(size_t number) const { return values.data() + number * features * TILE; }
+};
+
+// The same as int16, WIDE tokens a tile, and what one unit of each token is worth in each chunk.
+struct Shorts {
+  Array<int16_t> values;
+  Array<float> scale;  // [tile][chunk][WIDE]
+};
+
+enum class Kind { f32, i8, dense };
+
+class Matrix {
+ public:
+  // Row-major weights [rows, columns]; zeros are left out.
+  Matrix(const float* weights, size_t rows, size_t columns, bool sparse);
+  // The same as codes, of which -128 is none, with a scale for each row.
+  Matrix(const int8_t* codes, const float* scale, size_t rows, size_t columns);
+
+  size_t rows, columns, nonzeros = 0;
+  Kind kind;
+  mutable std::atomic<uint64_t> work{0};  // nonzeros times tokens so far
+  size_t bytes() const;
+
+  // y = W x + bias (bias may be null), then the activation; `room` is for the int16 form of x.
+  void multiply(Team& team, const Kernels& use, const Activations& x, const float* bias, Activation then,
+                Shorts& room, Activations& y) const;
+  // One token: x [columns], y [rows].
+  void multiply_one(Team& team, const float* x, const float* bias, float* y) const;
+  // Makes the int16 form of x that this matrix needs.
+  void narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const;
+
+ private:
+  template <typename Value, typename Source>
+  void pack(const Source* source, std::vector<Value>& values);
+  template <typename Value>
+  Block<Value> block(size_t row_block, size_t column_block, const std::vector<Value>& values) const;
+  void bound_sums(const int8_t* codes);
+  void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
+  void tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+               float* low, float* high) const;
+
+  std::vector<size_t> line_start_, value_start_;  // [row blocks × column blocks + 1]
+  std::vector<Line> lines_;
+  std::vector<uint8_t> at_;
+  std::vector<float> f32_;
+  std::vector<int8_t> i8_;
+  std::vector<float> scale_, bound_;  // of i8: a row's scale, a chunk's bound
+  Array<float> panels_;               // of dense: [rows / PANEL][columns][PANEL]
+};
+
+}  // namespace pinscher

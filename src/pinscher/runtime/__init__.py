@@ -1,0 +1,1 @@
+"""A pruned model made fast on a CPU."""

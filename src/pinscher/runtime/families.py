@@ -1,0 +1,118 @@
+"""Where the parts of an encoder layer are, family by family; adding a family is one row.
+
+Every family here computes the same layer: attention, residual, norm, MLP, residual, norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What transformers calls an activation, and what the kernels call it.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """The names of a layer's modules, below the layer."""
+
+    layers: str  # the list of layers, below the base model
+    qkv: tuple[str, str, str]
+    out: str
+    after_attention: str
+    up: str
+    down: str
+    after_mlp: str
+    result: str  # the class of the base model's outputs
+    activation: str = "hidden_act"  # fields of the config
+    heads: str = "num_attention_heads"
+
+    @property
+    def products(self) -> tuple[tuple[str, ...], ...]:
+        """The modules of a layer that multiply, those with the same input together."""
+        return self.qkv, (self.out,), (self.up,), (self.down,)
+
+    @property
+    def norms(self) -> tuple[str, str]:
+        return self.after_attention, self.after_mlp
+
+
+BERT = Family(
+    layers="encoder.layer",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    out="attention.output.dense",
+    after_attention="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    after_mlp="output.LayerNorm",
+    result="BaseModelOutputWithPoolingAndCrossAttentions",
+)
+ELECTRA = replace(BERT, result="BaseModelOutputWithPastAndCrossAttentions")
+DISTILBERT = Family(
+    layers="transformer.layer",
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    out="attention.out_lin",
+    after_attention="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    after_mlp="output_layer_norm",
+    result="BaseModelOutput",
+    activation="activation",
+    heads="n_heads",
+)
+MPNET = Family(
+    layers="encoder.layer",
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    after_attention="attention.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    after_mlp="output.LayerNorm",
+    result="BaseModelOutputWithPooling",
+)
+FAMILIES = {
+    "bert": BERT,
+    "camembert": BERT,
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "mpnet": MPNET,
+    "roberta": BERT,
+    "xlm-roberta": BERT,
+}
+
+
+def family_of(model: Any) -> Family | None:
+    """The family of a transformers model whose layers the native encoder computes; None for any other."""
+    config = getattr(model, "config", None)
+    family = FAMILIES.get(getattr(config, "model_type", ""))
+    if family is None or getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        return None
+    if getattr(config, "position_embedding_type", "absolute") != "absolute":
+        return None
+    return family if getattr(config, family.activation) in ACTIVATIONS else None
+
+
+def relative_table(base: Any) -> Tensor | None:
+    """MPNet adds a number to each score, by how far apart the two tokens are: [heads, 2 · longest - 1]."""
+    bias = getattr(getattr(base, "encoder", None), "relative_attention_bias", None)
+    if bias is None:
+        return None
+    reach = base.config.max_position_embeddings
+    buckets = base.encoder.relative_position_bucket(
+        -torch.arange(1 - reach, reach), num_buckets=base.config.relative_attention_num_buckets
+    )
+    table: Tensor = bias.weight.detach().float()[buckets].T.contiguous()
+    return table
+

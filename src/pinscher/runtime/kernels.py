@@ -1,0 +1,110 @@
+"""The native kernels as Python sees them: instruction set, threads, and weights in the kernels' layout.
+
+`PINSCHER_ISA` forces an instruction set; without it the widest one of the machine is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pinscher import native
+from pinscher.errors import InputError
+from pinscher.store.quantize import Quantized, quantize
+
+KINDS = ("int8", "fp32", "dense")
+
+
+def core() -> Any:
+    """The extension; only asked for where it is known to be there."""
+    found = native.core()
+    if found is None:
+        raise InputError("the sparse runtime needs pinscher's native code: reinstall it with a C++ compiler at hand.")
+    return found
+
+
+def isa() -> str:
+    """The name of the instruction set that is used.
+
+    Raises:
+        InputError: if `PINSCHER_ISA` names one that this machine does not have.
+    """
+    there = core().isas()
+    wanted = os.environ.get("PINSCHER_ISA") or there[0]
+    if wanted not in there:
+        raise InputError(f"PINSCHER_ISA is {wanted!r}; this machine has {', '.join(there)}.")
+    return str(wanted)
+
+
+def threads_of(threads: int | None) -> int:
+    """As many threads as were asked for, or as torch uses."""
+    if threads is None:
+        return torch.get_num_threads()
+    if threads < 1:
+        raise InputError(f"threads {threads} is not possible: give 1 or more.")
+    return threads
+
+
+@functools.cache
+def pool(threads: int) -> Any:
+    """Threads that all models share; a request that finds them busy works alone."""
+    return core().Pool(threads)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix [outputs, inputs], as numbers or as the codes of a stored one."""
+
+    dense: Tensor | None = None  # fp32
+    codes: Quantized | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        some = self.dense if self.codes is None else self.codes.codes
+        assert some is not None
+        return some.shape[0], some.shape[1]
+
+    @property
+    def density(self) -> float:
+        some = self.dense if self.codes is None else self.codes.codes
+        assert some is not None
+        return int(torch.count_nonzero(some)) / max(1, some.numel())
+
+    def as_codes(self) -> Quantized:
+        return self.codes if self.codes is not None else quantize(self._numbers())
+
+    def _numbers(self) -> Tensor:
+        if self.dense is not None:
+            return self.dense.detach().float()
+        assert self.codes is not None
+        return self.codes.codes.float().mul_(self.codes.scale[:, None])
+
+    def pack(self, kind: str) -> Any:
+        """The matrix as the kernels want it: "int8", "fp32" (both without zeros) or "dense"."""
+        if kind == "int8":
+            made = self.as_codes()
+            return core().Matrix.from_i8(made.codes.contiguous().numpy(), made.scale.contiguous().numpy())
+        return core().Matrix.from_f32(self._numbers().contiguous().numpy(), kind == "fp32")
+
+
+def stacked(parts: list[Weights]) -> Weights:
+    """Matrices with the same inputs as one, row after row."""
+    if all(part.codes is not None for part in parts):
+        codes = [part.as_codes() for part in parts]
+        return Weights(codes=Quantized(torch.cat([c.codes for c in codes]), torch.cat([c.scale for c in codes])))
+    return Weights(dense=torch.cat([part._numbers() for part in parts]))
+
+
+def multiply(matrix: Any, x: Tensor, bias: Tensor | None, threads: int, then: str = "none") -> Tensor:
+    """x [tokens, inputs] → [tokens, outputs], in fp32."""
+    x = x.detach().float().contiguous()
+    out = torch.empty(x.shape[0], matrix.rows)
+    if x.shape[0]:
+        add = None if bias is None else bias.detach().float().contiguous().numpy()
+        matrix.multiply(pool(threads), isa(), x.numpy(), add, then, out.numpy())
+    return out

@@ -1,0 +1,123 @@
+"""accelerate(model): a drop-in for a pruned model that skips the zeros.
+
+BERT-family models run whole layers in native code (encoder.py). Of any other model, the matrices of its blocks become
+SparseLinear modules, and everything else, caches and `generate()` included, stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from pinscher import native
+from pinscher.errors import InputError
+from pinscher.runtime import choice, kernels
+from pinscher.runtime.encoder import FastEncoder
+from pinscher.runtime.families import Family, family_of
+from pinscher.runtime.kernels import Weights
+from pinscher.store.saving import matrices
+
+Source = Callable[[str], Weights]  # the matrix of a module, by the module's name
+
+
+class SparseLinear(nn.Module):
+    """y = W x + b for any tensor whose last dimension is x, without the zeros of W."""
+
+    def __init__(self, matrix: Any, bias: Tensor | None, threads: int) -> None:
+        super().__init__()
+        self.matrix, self.threads = matrix, threads
+        self.in_features, self.out_features = matrix.columns, matrix.rows
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.in_features:
+            raise InputError(f"{x.shape[-1]} features were given, the matrix takes {self.in_features}.")
+        out = kernels.multiply(self.matrix, x.reshape(-1, self.in_features), self.bias, self.threads)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def __deepcopy__(self, _: Any) -> SparseLinear:
+        return self
+
+    def extra_repr(self) -> str:
+        zeros = 1 - self.matrix.nonzeros / max(1, self.matrix.rows * self.matrix.columns)
+        return f"{self.in_features} → {self.out_features}, {self.matrix.kind}, {zeros:.1%} zeros"
+
+
+def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) -> Any:
+    """A copy of a pruned model that runs fast on a CPU; the same call, the same outputs, for inference only.
+
+    The model is not changed; embeddings and head are shared with it. Without pinscher's native code the model itself
+    comes back.
+
+    Args:
+        model: a transformers model with zeros in the matrices of its blocks.
+        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); or "auto": int8, and fp32 for every matrix that
+            would suffer. A matrix that is faster dense stays dense.
+        threads: how many to use; as many as torch does if not given.
+
+    Raises:
+        InputError: for an unknown mode, or a model without matrices in blocks.
+    """
+    if mode not in choice.MODES:
+        raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
+    if native.core() is None:
+        return model
+    known = {matrix.module: matrix for matrix in matrices(model).values() if matrix.role == "matrix"}
+    if not known:
+        raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
+
+    def source(name: str) -> Weights:
+        weight = model.get_submodule(name).weight
+        return Weights(dense=weight.T if known[name].transposed else weight)
+
+    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    return assemble(copy.deepcopy(model, shared), source, mode, kernels.threads_of(threads))
+
+
+def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
+    """Puts native parts into a model that is ours to change; `source` gives the matrices."""
+    family = family_of(model)
+    if family is not None:
+        _use_layers_(model, family, source, mode, threads)
+    else:
+        _use_linears_(model, source, mode, threads)
+    model.eval()
+    model.requires_grad_(False)
+    model.save_pretrained = _refuse_to_save
+    return model
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> None:
+    raise InputError("an accelerated model cannot be saved: save the one it was made from (pinscher.save_pretrained).")
+
+
+def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads: int) -> None:
+    import transformers.modeling_outputs as outputs
+
+    base = model.base_model
+    prefix = next(name for name, module in model.named_modules() if module is base)
+    stem = ".".join(part for part in (prefix, family.layers) if part)
+    layers = [
+        [kernels.stacked([source(f"{stem}.{number}.{name}") for name in names]) for names in family.products]
+        for number in range(len(base.get_submodule(family.layers)))
+    ]
+    base.fast_layers = choice.chosen_layers(base, family, layers, mode, threads)
+    delattr(base, family.layers.partition(".")[0])
+    config = base.config
+    traits = {
+        "takes_types": config.model_type not in ("distilbert", "mpnet"),
+        "needs_whole": config.model_type == "mpnet",
+        "result_class": getattr(outputs, family.result),
+    }
+    base.__class__ = type(type(base).__name__, (FastEncoder, type(base)), traits)
+
+
+def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
+    for name in [m.module for m in matrices(model).values() if m.role == "matrix"]:
+        weights = source(name)
+        matrix = weights.pack(choice.kind_of(weights, mode))
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, SparseLinear(matrix, model.get_submodule(name).bias, threads))
