@@ -141,17 +141,50 @@ size_t sum_of(const std::vector<size_t>& lengths, const pinscher::Encoder& encod
   return total;
 }
 
-void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa, Rows<const float> in,
+// The tables stay where they are: the binding keeps the list alive.
+void set_embeddings(pinscher::Encoder& encoder, const std::vector<Rows<const float>>& tables, const Vector<float>& weight,
+                    const Vector<float>& bias, float epsilon) {
+  pinscher::Embeddings made;
+  for (const auto& table : tables) {
+    if (table.shape(1) != encoder.width) throw nb::value_error("an embedding has another width than the encoder");
+    made.tables.push_back({table.data(), table.shape(0)});
+  }
+  made.norm = {numbers(weight, encoder.width), numbers(bias, encoder.width), epsilon};
+  encoder.embeddings = std::move(made);
+}
+
+pinscher::Encoder::Input input_of(const pinscher::Encoder& encoder, const std::optional<Rows<const float>>& hidden,
+                                  const std::vector<Vector<int64_t>>& indices, size_t tokens) {
+  if (hidden) {
+    if (hidden->shape(0) != tokens || hidden->shape(1) != encoder.width)
+      throw nb::value_error("the hidden states do not fit the encoder");
+    return {hidden->data(), {}};
+  }
+  const auto& tables = encoder.embeddings.tables;
+  if (indices.empty() || indices.size() != tables.size()) throw nb::value_error("one index for each table is needed");
+  pinscher::Encoder::Input in{nullptr, {}};
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (indices[i].shape(0) != tokens) throw nb::value_error("one index for each token is needed");
+    for (size_t t = 0; t < tokens; ++t)
+      if (indices[i].data()[t] < 0 || static_cast<size_t>(indices[i].data()[t]) >= tables[i].rows)
+        throw nb::index_error("a token, position or type is out of range");
+    in.indices.push_back(indices[i].data());
+  }
+  return in;
+}
+
+void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa,
+         std::optional<Rows<const float>> hidden, const std::vector<Vector<int64_t>>& indices,
          const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every) {
-  const size_t tokens = in.shape(0);
-  if (in.shape(1) != encoder.width || out.shape(0) != tokens || out.shape(1) != encoder.width)
-    throw nb::value_error("the hidden states do not fit the encoder");
+  const size_t tokens = out.shape(0);
+  if (out.shape(1) != encoder.width) throw nb::value_error("the hidden states do not fit the encoder");
+  const pinscher::Encoder::Input in = input_of(encoder, hidden, indices, tokens);
   if (every && (every->shape(0) != tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width))
     throw nb::value_error("the hidden states do not fit the encoder");
   sum_of(lengths, encoder, tokens);
   const Kernels& use = kernels_named(isa);
   nb::gil_scoped_release release;
-  encoder.run(pool, use, in.data(), lengths, out.data(), every ? every->data() : nullptr);
+  encoder.run(pool, use, in, lengths, out.data(), every ? every->data() : nullptr);
 }
 
 // ------------------------------------------------------------ single kernels, for the tests
@@ -195,6 +228,8 @@ void bind_runtime(nb::module_& module) {
   nb::class_<pinscher::Encoder>(module, "Encoder")
       .def(nb::new_(&new_encoder), "width"_a, "heads"_a, "activation"_a, "layers"_a)
       .def("set_relative", &set_relative, "table"_a.noconvert())
-      .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert(), "lengths"_a, "out"_a.noconvert(),
+      .def("set_embeddings", &set_embeddings, nb::keep_alive<1, 2>(), "tables"_a, "weight"_a.noconvert(),
+           "bias"_a.noconvert(), "epsilon"_a)
+      .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert().none(), "indices"_a, "lengths"_a, "out"_a.noconvert(),
            "every"_a.noconvert().none());
 }

@@ -7,8 +7,6 @@
 namespace pinscher {
 namespace {
 
-constexpr size_t STRIP = 16;  // tokens normalised together
-
 // A head's part of the tokens of one sequence, [width][stride], gathered from tiles, and back.
 void gather(const Activations& from, size_t feature, size_t width, size_t start, size_t count, float factor, float* to,
             size_t stride) {
@@ -34,7 +32,7 @@ void scatter(const float* from, size_t stride, size_t width, Activations& to, si
 void normalise(Team& team, const Kernels& use, Activations& x, const Activations* residual, const LayerNorm& norm) {
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
     const size_t tile = strip * STRIP / TILE, first = strip * STRIP % TILE;
-    use.norm(x.tile(tile), residual ? residual->tile(tile) : nullptr, x.features, norm.view(), first, first + STRIP);
+    use.norm(x.tile(tile) + first, residual ? residual->tile(tile) + first : nullptr, x.features, norm.view());
   });
 }
 
@@ -64,28 +62,27 @@ void to_rows(Team& team, const Activations& in, float* rows) {
   });
 }
 
-bool embed(const Kernels& use, const Embeddings& from, const int64_t* const* indices, size_t tokens, Activations& out) {
-  for (size_t i = 0; i < from.tables.size(); ++i)
-    for (size_t t = 0; t < tokens; ++t)
-      if (indices[i][t] < 0 || static_cast<size_t>(indices[i][t]) >= from.tables[i].rows) return false;
-  out.shape(tokens, from.width);
-  for (size_t t = 0; t < tokens; ++t) {
-    float* to = out.tile(t / TILE) + t % TILE;
-    for (size_t i = 0; i < from.tables.size(); ++i) {
-      const float* row = from.tables[i].values + static_cast<size_t>(indices[i][t]) * from.width;
-      if (i == 0)
-        for (size_t k = 0; k < from.width; ++k) to[k * TILE] = row[k];
-      else
-        for (size_t k = 0; k < from.width; ++k) to[k * TILE] += row[k];
-    }
-  }
-  for (size_t tile = 0; tile < out.tiles(); ++tile)
-    use.norm(out.tile(tile), nullptr, from.width, from.norm.view(), 0, blocks(out.in_tile(tile), STRIP) * STRIP);
-  return true;
-}
-
 Encoder::Encoder(size_t width, size_t heads, Activation activation, std::vector<Layer> layers)
     : width(width), heads(heads), head_width(width / heads), activation(activation), layers(std::move(layers)) {}
+
+void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations& out) const {
+  constexpr size_t SOME = 16;  // features at a time, so that lines of both sides stay in the first cache
+  team.each(blocks(out.tokens, STRIP), [&](size_t strip, size_t) {
+    const size_t start = strip * STRIP, count = std::min(STRIP, out.tokens - start);
+    float* to = out.tile(start / TILE) + start % TILE;
+    for (size_t k = 0; k < width; k += SOME)
+      for (size_t t = 0; t < count; ++t) {
+        float sum[SOME] = {};
+        const size_t some = std::min(SOME, width - k);
+        for (size_t i = 0; i < in.indices.size(); ++i) {
+          const float* row = embeddings.tables[i].values + static_cast<size_t>(in.indices[i][start + t]) * width + k;
+          for (size_t j = 0; j < some; ++j) sum[j] += row[j];
+        }
+        for (size_t j = 0; j < some; ++j) to[(k + j) * TILE + t] = sum[j];
+      }
+    use.norm(to, nullptr, width, embeddings.norm.view());
+  });
+}
 
 // What one forward pass needs; kept for the next one of the same thread's size.
 struct Encoder::Room {
@@ -116,15 +113,18 @@ void Encoder::attend(Team& team, const Kernels& use, const std::vector<size_t>& 
   });
 }
 
-void Encoder::run(Pool& pool, const Kernels& use, const float* in, const std::vector<size_t>& lengths, float* out,
+void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
                   float* every) const {
   thread_local Room room;
   size_t tokens = 0;
   for (const size_t length : lengths) tokens += length;
   Team team(pool);
   room.hidden.shape(tokens, width);
-  to_tiles(team, in, room.hidden);
-  if (every) std::copy_n(in, tokens * width, every);
+  if (in.hidden)
+    to_tiles(team, in.hidden, room.hidden);
+  else
+    embed(team, use, in, room.hidden);
+  if (every) to_rows(team, room.hidden, every);
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
     layer.qkv.matrix->multiply(team, use, room.hidden, bias_of(layer.qkv), Activation::none, room.shorts, room.wide);

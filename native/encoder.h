@@ -30,14 +30,13 @@ struct Layer {
   LayerNorm after_mlp;
 };
 
-// Rows of `tables` are added up and normalised; one index for each token and table.
+// Rows of all tables are added up and normalised; one index for each token and table.
 struct Embeddings {
   struct Table {
-    const float* values;
+    const float* values;  // [rows, width], not ours
     size_t rows;
   };
   std::vector<Table> tables;
-  size_t width;
   LayerNorm norm;
 };
 
@@ -52,20 +51,26 @@ class Encoder {
   Vector relative;
   size_t reach = 0;
 
-  // hidden [tokens, width] → hidden [tokens, width], for sequences that lie one behind the other; lengths sum to
-  // tokens. `every`, if any, gets [layers + 1][tokens, width]. Safe from several threads at once.
-  void run(Pool& pool, const Kernels& use, const float* in, const std::vector<size_t>& lengths, float* out,
+  Embeddings embeddings;  // may have no tables
+
+  // What goes in: hidden states [tokens, width], or an index [tokens] for each table.
+  struct Input {
+    const float* hidden;
+    std::vector<const int64_t*> indices;
+  };
+  // The last hidden states [tokens, width] of sequences that lie one behind the other; lengths sum to tokens. `every`,
+  // if any, gets [layers + 1][tokens, width]. Safe from several threads at once.
+  void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
            float* every) const;
 
  private:
   struct Room;
+  void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
   void attend(Team& team, const Kernels& use, const std::vector<size_t>& lengths, Room& room) const;
 };
 
 // Rows [tokens, width] as tiles, and back.
 void to_tiles(Team& team, const float* rows, Activations& out);
 void to_rows(Team& team, const Activations& in, float* rows);
-// out [tokens, width]; `indices` holds one row of [tokens] for each table. False if one is out of range.
-bool embed(const Kernels& use, const Embeddings& from, const int64_t* const* indices, size_t tokens, Activations& out);
 
 }  // namespace pinscher

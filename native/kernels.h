@@ -14,6 +14,7 @@ constexpr size_t WIDE = 128;      // tokens of a tile in int16: as many bytes
 constexpr size_t BLOCK_K = 128;   // inputs whose tile stays in the first cache; an index into them is a byte
 constexpr size_t BLOCK_N = 128;   // outputs of one piece of work
 constexpr size_t CHUNK = 768;     // inputs summed in int16 before the sum becomes fp32
+constexpr size_t STRIP = 32;      // tokens normalised or narrowed together
 constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
 
 // One output row of a block, and how many nonzeros it has there; rows come sorted by that count.
@@ -45,17 +46,17 @@ struct Kernels {
   void (*spmm_f32)(const Block<float>&, const float* x, float* y, size_t tokens);
   // The same in int16: products are (257 · value · x + 2^14) >> 15. Sums wrap around.
   void (*spmm_i16)(const Block<int8_t>&, const int16_t* x, int16_t* y, size_t tokens);
-  // out[row][token] (+)= sum[row][token] · row_scale[row] · token_scale[token], into two tiles of fp32
-  void (*widen)(const int16_t* sum, size_t rows, const float* row_scale, const float* token_scale, float* low,
-                float* high, size_t tokens);
-  // int16 of up to WIDE tokens; scale[chunk][token] is what widen wants. `bound` per chunk: see Sparse.
-  void (*narrow)(const float* low, const float* high, size_t features, const float* bound, int16_t* out, float* scale,
-                 size_t first, size_t tokens);
+  // out[row][token] = sum[row][token] · row_scale[row] · token_scale[token] + start[row], into two tiles of fp32; without
+  // a start it is added to what is there
+  void (*widen)(const int16_t* sum, size_t rows, const float* row_scale, const float* token_scale, const float* start,
+                float* low, float* high, size_t tokens);
+  // A strip of a tile as int16; scale[chunk][WIDE] is what widen wants. `bound` per chunk: see Matrix::bound_sums.
+  void (*narrow)(const float* tile, size_t features, const float* bound, int16_t* out, float* scale);
   // y[row][token] += Σ_k panel[k][row] · x[k][token] for `rows` ≤ PANEL
   void (*dense)(const float* panel, size_t rows, size_t features, const float* x, float* y, size_t tokens);
   void (*activate)(Activation, float* values, size_t count);
-  // x[feature][token] = norm(x + residual) over the features, tokens [first, last) of one tile; residual may be null
-  void (*norm)(float* x, const float* residual, size_t features, const Norm&, size_t first, size_t last);
+  // tile[feature][token] = norm(tile + residual) over the features, for a strip of a tile; residual may be null
+  void (*norm)(float* tile, const float* residual, size_t features, const Norm&);
   // out[d][i] = Σ_j v[d][j] · softmax_j(Σ_d k[d][j] · q[d][i]) for keys j, queries i; rows are `stride` floats apart.
   // `relative`, if any, holds what is added to the score of (i, j) at [i - j + keys - 1]. scratch: keys * 64 floats.
   void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,

@@ -13,6 +13,7 @@ namespace pinscher {
 namespace avx2 {
 
 constexpr size_t LANES = 8;
+constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b); }

@@ -6,6 +6,7 @@ namespace pinscher {
 namespace neon {
 
 constexpr size_t LANES = 4;  // every aarch64 machine has these: no other target than the rest
+constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)vqrdmulhq_s16((int16x8_t)a, (int16x8_t)b); }

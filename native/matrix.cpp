@@ -7,7 +7,6 @@ namespace pinscher {
 namespace {
 
 constexpr float UNIT = 257.0f / 32768.0f;  // what a code and an int16 of 1 multiply to
-constexpr size_t STRIP = 16;               // tokens narrowed together
 
 }  // namespace
 
@@ -119,7 +118,8 @@ void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block
 }
 
 void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
-                     float* low, float* high) const {
+                     const float* bias, float* low, float* high) const {
+  static constexpr float nothing[BLOCK_N] = {};
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
   const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), chunks = blocks(columns, CHUNK);
   const int16_t* in = shorts.values.data() + tile * columns * WIDE;
@@ -129,7 +129,8 @@ void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& sho
     const size_t end = std::min(blocks(columns, BLOCK_K), (chunk + 1) * (CHUNK / BLOCK_K));
     for (size_t b = chunk * (CHUNK / BLOCK_K); b < end; ++b)
       use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens);
-    use.widen(sum, count, scale_.data() + first, shorts.scale.data() + (tile * chunks + chunk) * WIDE, low, high,
+    const float* start = chunk ? nullptr : bias ? bias + first : nothing;
+    use.widen(sum, count, scale_.data() + first, shorts.scale.data() + (tile * chunks + chunk) * WIDE, start, low, high,
               tokens);
   }
 }
@@ -139,10 +140,9 @@ void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts
   out.values.reserve(tiles * columns * WIDE);
   out.scale.reserve(tiles * chunks * WIDE);
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
-    const size_t tile = strip * STRIP / WIDE, first = strip * STRIP % WIDE;
-    use.narrow(x.tile(2 * tile), x.tile(2 * tile + 1), columns, bound_.data(),
-               out.values.data() + tile * columns * WIDE, out.scale.data() + tile * chunks * WIDE, first,
-               first + STRIP);
+    const size_t token = strip * STRIP, tile = token / WIDE, place = token % WIDE;
+    use.narrow(x.tile(token / TILE) + token % TILE, columns, bound_.data(),
+               out.values.data() + tile * columns * WIDE + place, out.scale.data() + tile * chunks * WIDE + place);
   });
 }
 
@@ -161,10 +161,10 @@ void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, cons
     float* parts[2] = {nullptr, nullptr};
     for (size_t t = from; t < to; ++t) {
       float* out = parts[t - from] = y.tile(t) + first * TILE;
-      for (size_t r = 0; r < count; ++r) std::fill(out + r * TILE, out + (r + 1) * TILE, bias ? bias[first + r] : 0.0f);
+      for (size_t r = 0; kind != Kind::i8 && r < count; ++r) std::fill(out + r * TILE, out + (r + 1) * TILE, bias ? bias[first + r] : 0.0f);
     }
     if (kind == Kind::i8)
-      tile_i8(use, x, room, row_block, tile, parts[0], parts[1]);
+      tile_i8(use, x, room, row_block, tile, bias, parts[0], parts[1]);
     else
       tile_f32(use, x, row_block, tile, parts[0]);
     for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);

@@ -59,7 +59,7 @@ class Matrix {
   void bound_sums(const int8_t* codes);
   void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
   void tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
-               float* low, float* high) const;
+               const float* bias, float* low, float* high) const;
 
   std::vector<size_t> line_start_, value_start_;  // [row blocks × column blocks + 1]
   std::vector<Line> lines_;

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <dlfcn.h>
+
 #include <chrono>
 
 #if defined(__x86_64__)
@@ -20,9 +22,32 @@ void relax() {
 #endif
 }
 
+// The two functions of GNU OpenMP that are needed, if the process has it loaded. Their interface is what compilers have
+// called for as long as there is OpenMP 4.
+struct OpenMp {
+  using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  using Number = int (*)();
+  Parallel parallel = nullptr;
+  Number number = nullptr;
+
+  OpenMp() {
+    void* library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!library) return;
+    parallel = reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel"));
+    number = reinterpret_cast<Number>(dlsym(library, "omp_get_thread_num"));
+    if (!number) parallel = nullptr;
+  }
+};
+
+const OpenMp& openmp() {
+  static const OpenMp found;
+  return found;
+}
+
 }  // namespace
 
-Pool::Pool(size_t threads) {
+Pool::Pool(size_t threads) : threads_(threads) {
+  if (openmp().parallel) return;
   for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -40,7 +65,17 @@ void Pool::take(size_t thread) {
   for (size_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) job_(context_, item, thread);
 }
 
+void Pool::run_shared(size_t items, Job job, void* context) {
+  items_ = items;
+  job_ = job;
+  context_ = context;
+  next_.store(0, std::memory_order_relaxed);
+  openmp().parallel([](void* pool) { static_cast<Pool*>(pool)->take(static_cast<size_t>(openmp().number())); }, this,
+                    static_cast<unsigned>(threads_), 0);
+}
+
 void Pool::run(size_t items, Job job, void* context) {
+  if (workers_.empty()) return run_shared(items, job, context);
   items_ = items;
   job_ = job;
   context_ = context;

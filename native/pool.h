@@ -1,4 +1,5 @@
-// A few threads that stay awake between the steps of one forward pass.
+// A few threads that stay awake between the steps of one forward pass: torch's own where they are GNU OpenMP's, since two
+// sets of threads that wait awake take the cores from each other; else ours.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -15,16 +16,18 @@ class Pool {
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
-  size_t threads() const { return workers_.size() + 1; }
+  size_t threads() const { return threads_; }
 
  private:
   friend class Team;
   using Job = void (*)(void* context, size_t item, size_t thread);
   void run(size_t items, Job job, void* context);
+  void run_shared(size_t items, Job job, void* context);
   void work(size_t thread);
   void take(size_t thread);
 
-  std::vector<std::thread> workers_;
+  const size_t threads_;
+  std::vector<std::thread> workers_;  // none where torch's are used
   std::mutex busy_;  // held by the one caller that has the workers
   std::mutex sleeping_;
   std::condition_variable wake_;

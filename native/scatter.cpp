@@ -80,36 +80,37 @@ class Walk {
   // Moves `steps` places on, of which the caller knows that the level has so many, and puts a value there.
   bool put(size_t steps) {
     at_ += steps;
-    while (at_ >= width_) {
-      at_ -= width_;
-      if (++row_ == height_)
-        open(group_ + 1);
-      else
-        writer_.open(rows_.order[top_ + row_]);
+    while (at_ >= size_) {
+      at_ -= size_;
+      open(group_ + 1);
     }
-    return writer_.put(order_[at_]);
+    // A quotient by multiplication, exact for numbers below 2^52: counting rows one by one would cost a wrong guess of
+    // the processor at every row.
+    const auto row = static_cast<size_t>((static_cast<double>(at_) + 0.5) * share_);
+    writer_.open(order_of_rows_[row]);
+    return writer_.put(order_of_columns_[at_ - row * width_]);
   }
 
  private:
   void open(size_t group) {
     while (group < rows_.groups() && group <= level_ && !(rows_.size(group) && columns_.size(level_ - group))) ++group;
     group_ = group;
-    row_ = 0;
     if (group >= rows_.groups() || group > level_) {  // past the end: never asked for again
-      height_ = width_ = SIZE_MAX;
+      size_ = SIZE_MAX;
       return;
     }
-    height_ = rows_.size(group);
     width_ = columns_.size(level_ - group);
-    top_ = rows_.start[group];
-    order_ = columns_.order.data() + columns_.start[level_ - group];
-    writer_.open(rows_.order[top_]);
+    size_ = rows_.size(group) * width_;
+    share_ = 1.0 / static_cast<double>(width_);
+    order_of_rows_ = rows_.order.data() + rows_.start[group];
+    order_of_columns_ = columns_.order.data() + columns_.start[level_ - group];
   }
   const Sorted &rows_, &columns_;
   size_t level_;
   Writer& writer_;
-  size_t group_ = 0, row_ = 0, at_ = 0, height_ = 0, width_ = 0, top_ = 0;
-  const uint32_t* order_ = nullptr;
+  size_t group_ = 0, at_ = 0, size_ = 0, width_ = 0;
+  double share_ = 0;
+  const uint32_t *order_of_rows_ = nullptr, *order_of_columns_ = nullptr;
 };
 
 template <typename Gap, typename Writer>

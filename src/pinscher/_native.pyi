@@ -14,3 +14,51 @@ def scatter(
     out: NDArray[Any],
 ) -> int: ...
 def dequantize(codes: NDArray[Any], scale: NDArray[Any], out: NDArray[Any]) -> None: ...
+def isas(all: bool = False) -> list[str]: ...
+def activate(isa: str, name: str, values: NDArray[Any]) -> None: ...
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Matrix:
+    @staticmethod
+    def from_f32(weights: NDArray[Any], sparse: bool) -> Matrix: ...
+    @staticmethod
+    def from_i8(codes: NDArray[Any], scale: NDArray[Any]) -> Matrix: ...
+    rows: int
+    columns: int
+    nonzeros: int
+    bytes: int
+    work: int
+    kind: str
+    def multiply(
+        self, pool: Pool, isa: str, x: NDArray[Any], bias: NDArray[Any] | None, then: str, out: NDArray[Any]
+    ) -> None: ...
+
+class Layer:
+    def __init__(
+        self,
+        matrices: list[Matrix],
+        biases: list[NDArray[Any] | None],
+        norms: list[NDArray[Any]],
+        epsilon: float,
+    ) -> None: ...
+
+class Encoder:
+    def __init__(self, width: int, heads: int, activation: str, layers: list[Layer]) -> None: ...
+    def set_relative(self, table: NDArray[Any]) -> None: ...
+    def set_embeddings(
+        self, tables: list[NDArray[Any]], weight: NDArray[Any], bias: NDArray[Any], epsilon: float
+    ) -> None: ...
+    def run(
+        self,
+        pool: Pool,
+        isa: str,
+        hidden: NDArray[Any] | None,
+        indices: list[NDArray[Any]],
+        lengths: list[int],
+        out: NDArray[Any],
+        every: NDArray[Any] | None,
+    ) -> None: ...

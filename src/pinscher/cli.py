@@ -348,7 +348,8 @@ def _tell_export(source: Any, folder: Path, form: str, how: dict[str, Any], scor
     parameters = list(source.model.named_parameters())
     dense = sum(p.numel() * p.element_size() for _, p in parameters)
     say = [
-        f"{folder}: {size / 1e6:.1f} MB; the dense weights are {dense / 1e6:.1f} MB, {dense / size:.1f} times as much"
+        f"{folder}: {size / 1e6:.1f} MB; the dense weights are {dense / 1e6:.1f} MB"
+        + (f", {dense / size:.1f} times as much" if dense > size else "")
     ]
     say += [f"  {name} as stored {value:.2f} (test)" for name, value in scores.items()]
     if form == "pinscher":

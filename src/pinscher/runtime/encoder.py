@@ -14,45 +14,67 @@ from pinscher.errors import InputError
 from pinscher.runtime import kernels
 from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
 
+TYPED = ("bert", "camembert", "electra", "roberta", "xlm-roberta")  # these have embeddings of token types
+SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
 
 
 class Layers(nn.Module):
-    """Stands where the layers were."""
+    """Stands where the embeddings and layers were."""
 
-    def __init__(self, native: Any, count: int, threads: int) -> None:
+    def __init__(self, native: Any, count: int, width: int, threads: int, embeds: bool) -> None:
         super().__init__()
-        self.native, self.count, self.threads = native, count, threads
+        self.native, self.count, self.width, self.threads = native, count, width, threads
+        self.embeds = embeds  # whether it also knows the embeddings
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, every: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """hidden [batch, tokens, width]; mask [batch, tokens] or None; also every layer's output, if asked for."""
-        batch, tokens, width = hidden.shape
+    def forward(
+        self, hidden: Tensor | None, indices: list[Tensor], shape: tuple[int, int], mask: Tensor | None, every: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The last hidden state, [*shape, width], and every layer's if asked for.
+
+        Args:
+            hidden: [*shape, width], or None: then indices are used.
+            indices: one for each table of embeddings, each [*shape], int64.
+            shape: rows and tokens.
+            mask: of that shape, or None.
+            every: whether all layers' outputs are wanted.
+        """
         seen = None if mask is None or bool(mask.all()) else mask.bool()
-        rows = hidden.reshape(-1, width) if seen is None else hidden[seen]
-        lengths = [tokens] * batch if seen is None else [n for n in seen.sum(1).tolist() if n]
-        rows = rows.detach().float().contiguous()
-        out = torch.empty_like(rows)
-        states = torch.empty((self.count + 1) * len(rows), width) if every else None
-        if len(rows):
-            pool, isa = kernels.pool(self.threads), kernels.isa()
-            self.native.run(pool, isa, rows.numpy(), lengths, out.numpy(), None if states is None else states.numpy())
+        lengths = [shape[1]] * shape[0] if seen is None else [n for n in seen.sum(1).tolist() if n]
+        tokens = sum(lengths)
+        chosen = [_flat(index if seen is None else index[seen]).numpy() for index in indices]
+        rows = None
+        if hidden is not None:
+            rows = (hidden if seen is None else hidden[seen]).detach().float().reshape(-1, self.width).contiguous()
+        out = torch.empty(tokens, self.width)
+        states = torch.empty((self.count + 1) * tokens, self.width) if every else None
+        if tokens:
+            given = None if rows is None else rows.numpy()
+            all_states = None if states is None else states.numpy()
+            pool = kernels.pool(self.threads)
+            self.native.run(pool, kernels.isa(), given, chosen, lengths, out.numpy(), all_states)
 
         def placed(some: Tensor) -> Tensor:
             if seen is None:
-                return some.view(batch, tokens, width)
-            whole = torch.zeros(batch, tokens, width)
+                return some.view(*shape, self.width)
+            whole = torch.zeros(*shape, self.width)
             whole[seen] = some
             return whole
 
-        listed = None if states is None else tuple(placed(part) for part in states.view(self.count + 1, -1, width))
-        return placed(out), listed
+        if states is None:
+            return placed(out), None
+        return placed(out), tuple(placed(part) for part in states.view(self.count + 1, -1, self.width))
 
     def __deepcopy__(self, _: Any) -> Layers:
         return self  # weights in the kernels' layout are never changed: copies may share them
 
 
+def _flat(index: Tensor) -> Tensor:
+    return index.reshape(-1).to(torch.int64).contiguous()
+
+
 class FastEncoder:
-    """Mixed into a copy of a base model (BertModel, …): its embeddings and pooler are torch's, its layers ours."""
+    """Mixed into a copy of a base model (BertModel, …), whose pooler stays torch's."""
 
     def forward(
         self,
@@ -71,18 +93,17 @@ class FastEncoder:
             raise InputError(f"the sparse runtime has no {refused[0]}: call the model it was made from.")
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds.")
-        config = me.config
-        every = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        as_dict = config.return_dict if return_dict is None else return_dict
-        given = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        if me.takes_types:
-            given["token_type_ids"] = token_type_ids
+        every = me.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        as_dict = me.config.return_dict if return_dict is None else return_dict
+        shape = _shape(input_ids, inputs_embeds, me.longest)
+        mask = _checked(attention_mask, shape, whole=me.needs_whole)
         with torch.no_grad():
-            hidden = me.embeddings(**given)
-            if hasattr(me, "embeddings_project"):
-                hidden = me.embeddings_project(hidden)
-            mask = _checked(attention_mask, hidden, whole=me.needs_whole)
-            last, states = me.fast_layers(hidden, mask, bool(every))
+            hidden, indices = None, []
+            if input_ids is not None and position_ids is None and me.fast_layers.embeds:
+                indices = _indices(me, input_ids, token_type_ids)
+            else:
+                hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
+            last, states = me.fast_layers(hidden, indices, shape, mask, bool(every))
             fields = {"last_hidden_state": last}
             if (pooler := getattr(me, "pooler", None)) is not None:
                 fields["pooler_output"] = pooler(last)
@@ -92,16 +113,50 @@ class FastEncoder:
         return found if as_dict else found.to_tuple()
 
 
-def _checked(mask: Tensor | None, hidden: Tensor, whole: bool) -> Tensor | None:
+def embedded(
+    base: Any, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, given: Tensor | None
+) -> Tensor:
+    """What torch makes of tokens before the first layer."""
+    inputs = {"input_ids": ids, "position_ids": positions, "inputs_embeds": given}
+    if _typed(base):
+        inputs["token_type_ids"] = types
+    hidden: Tensor = base.embeddings(**inputs)
+    return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
+
+
+def _indices(base: Any, ids: Tensor, types: Tensor | None) -> list[Tensor]:
+    if base.config.model_type in SHIFTED:  # positions are counted from behind the padding token's number
+        real = ids != base.embeddings.padding_idx
+        positions = real.cumsum(1) * real + base.embeddings.padding_idx
+    else:
+        positions = torch.arange(ids.shape[1]).expand(ids.shape)
+    if not _typed(base):
+        return [ids, positions]
+    if types is not None and types.shape != ids.shape:
+        raise InputError(f"token_type_ids have shape {list(types.shape)}, input_ids {list(ids.shape)}.")
+    return [ids, positions, torch.zeros_like(ids) if types is None else types]
+
+
+def _shape(ids: Tensor | None, given: Tensor | None, longest: int) -> tuple[int, int]:
+    some, dimensions = (ids, 2) if ids is not None else (given, 3)
+    assert some is not None
+    if some.dim() != dimensions or (ids is not None and ids.is_floating_point()):
+        raise InputError(f"inputs of {some.dim()} dimensions and type {some.dtype} are not what the model takes.")
+    if some.shape[1] > longest:
+        raise InputError(f"{some.shape[1]} tokens in a row: the model takes {longest}.")
+    return some.shape[0], some.shape[1]
+
+
+def _checked(mask: Tensor | None, shape: tuple[int, int], whole: bool) -> Tensor | None:
     if mask is None:
         return None
-    if mask.shape != hidden.shape[:2]:
+    if mask.shape != shape:
         raise InputError(
             f"attention_mask has shape {list(mask.shape)}; the sparse runtime takes one number for each token, "
-            f"{list(hidden.shape[:2])}."
+            f"{list(shape)}."
         )
     if whole and bool((mask.bool()[:, 1:] & ~mask.bool()[:, :-1]).any()):
-        raise InputError("this model knows where tokens are: the attention mask may only hide the end of a row.")
+        raise InputError("this model knows how far tokens are apart: the mask may only hide the end of a row.")
     return mask
 
 
@@ -118,7 +173,22 @@ def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: i
     native = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
     if (table := relative_table(base)) is not None:
         native.set_relative(table.numpy())
-    return Layers(native, len(made), threads)
+    return Layers(native, len(made), width, threads, _set_embeddings(native, base))
+
+
+def _set_embeddings(native: Any, base: Any) -> bool:
+    """Gives the embeddings to the native side, unless they are projected before the first layer."""
+    if hasattr(base, "embeddings_project"):
+        return False
+    names = ["word_embeddings", "position_embeddings", "token_type_embeddings"][: 3 if _typed(base) else 2]
+    tables = [_array(getattr(base.embeddings, name).weight) for name in names]
+    norm = base.embeddings.LayerNorm
+    native.set_embeddings(tables, _array(norm.weight), _array(norm.bias), norm.eps)
+    return True
+
+
+def _typed(base: Any) -> bool:
+    return base.config.model_type in TYPED
 
 
 def _array(tensor: Tensor) -> Any:

@@ -115,4 +115,3 @@ def relative_table(base: Any) -> Tensor | None:
     )
     table: Tensor = bias.weight.detach().float()[buckets].T.contiguous()
     return table
-

@@ -101,7 +101,7 @@ def stacked(parts: list[Weights]) -> Weights:
 
 
 def multiply(matrix: Any, x: Tensor, bias: Tensor | None, threads: int, then: str = "none") -> Tensor:
-    """x [tokens, inputs] → [tokens, outputs], in fp32."""
+    """Of x [tokens, inputs], in fp32: [tokens, outputs]."""
     x = x.detach().float().contiguous()
     out = torch.empty(x.shape[0], matrix.rows)
     if x.shape[0]:

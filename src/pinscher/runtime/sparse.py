@@ -1,4 +1,4 @@
-"""accelerate(model): a drop-in for a pruned model that skips the zeros.
+"""A drop-in for a pruned model that skips the zeros.
 
 BERT-family models run whole layers in native code (encoder.py). Of any other model, the matrices of its blocks become
 SparseLinear modules, and everything else, caches and `generate()` included, stays as it is.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pinscher import native
 from pinscher.errors import InputError
 from pinscher.runtime import choice, kernels
-from pinscher.runtime.encoder import FastEncoder
+from pinscher.runtime.encoder import SHIFTED, FastEncoder
 from pinscher.runtime.families import Family, family_of
 from pinscher.runtime.kernels import Weights
 from pinscher.store.saving import matrices
@@ -30,7 +30,7 @@ class SparseLinear(nn.Module):
         super().__init__()
         self.matrix, self.threads = matrix, threads
         self.in_features, self.out_features = matrix.columns, matrix.rows
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.bias = None if bias is None else bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -108,8 +108,9 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     delattr(base, family.layers.partition(".")[0])
     config = base.config
     traits = {
-        "takes_types": config.model_type not in ("distilbert", "mpnet"),
         "needs_whole": config.model_type == "mpnet",
+        "longest": config.max_position_embeddings
+        - (base.embeddings.padding_idx + 1 if config.model_type in SHIFTED else 0),
         "result_class": getattr(outputs, family.result),
     }
     base.__class__ = type(type(base).__name__, (FastEncoder, type(base)), traits)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
@@ -358,5 +359,7 @@ def _moved(fresh: Path, folder: Path) -> list[Path]:
     for path in [*models, *rest]:
         targets.append(folder / path.relative_to(fresh))
         targets[-1].parent.mkdir(exist_ok=True)
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
         path.replace(targets[-1])
     return targets

@@ -1,0 +1,391 @@
+"""Accelerated models against the models they were made from: every family, masks, batches, threads, files."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import pinscher
+from pinscher.errors import InputError
+from pinscher.runtime import choice, kernels
+from pinscher.runtime.families import FAMILIES
+from pinscher.runtime.sparse import SparseLinear
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 70,
+}
+CONFIGS: dict[str, Any] = {
+    "bert": hf.BertConfig(**SIZES),
+    "bert-tanh": hf.BertConfig(**SIZES, hidden_act="gelu_new"),
+    "bert-relu": hf.BertConfig(**SIZES, hidden_act="relu"),
+    "camembert": hf.CamembertConfig(**SIZES),
+    "distilbert": hf.DistilBertConfig(
+        vocab_size=99, dim=48, n_layers=2, n_heads=4, hidden_dim=80, max_position_embeddings=70
+    ),
+    "electra": hf.ElectraConfig(**SIZES, embedding_size=48),
+    "electra-projected": hf.ElectraConfig(**SIZES, embedding_size=32),
+    "mpnet": hf.MPNetConfig(**SIZES),
+    "roberta": hf.RobertaConfig(**SIZES, type_vocab_size=1),
+    "xlm-roberta": hf.XLMRobertaConfig(**SIZES),
+}
+
+
+def pruned_(model: Any, density: float = 0.2) -> Any:
+    """Random zeros in the blocks; biases and norms that are not what they start as."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if (parameter.dim() == 2 and "layer" in name) or (".h." in name and parameter.dim() == 2):
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+            parameter.data *= torch.rand(parameter.shape, generator=generator) < density
+        elif parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def model_of(name: str, head: Any = hf.AutoModelForSequenceClassification) -> Any:
+    torch.manual_seed(0)
+    return pruned_(head.from_config(CONFIGS[name]))
+
+
+def batch(rows: int = 3, tokens: int = 37, padded: bool = True) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows * tokens)
+    ids = torch.randint(5, 99, (rows, tokens), generator=generator)
+    mask = torch.ones_like(ids)
+    if padded and tokens > 4:
+        mask[0, tokens // 2 :] = 0
+        mask[-1, tokens - 3 :] = 0
+        ids[mask == 0] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_every_family_is_tried():
+    assert {config.model_type for config in CONFIGS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_outputs_are_those_of_the_model(name):
+    model = model_of(name)
+    fast = pinscher.accelerate(model, mode="fp32")
+    for rows, tokens in ((1, 1), (1, 8), (3, 37), (2, 64), (5, 65)):
+        given = batch(rows, tokens)
+        wanted, found = model(**given), fast(**given)
+        assert type(found) is type(wanted)
+        assert torch.allclose(found.logits, wanted.logits, atol=2e-5)
+    assert isinstance(fast, type(model))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_bare_model_too(name):
+    model = model_of(name, hf.AutoModel)
+    fast = pinscher.accelerate(model, mode="fp32")
+    given = batch()
+    seen = given["attention_mask"].bool()
+    wanted = model(**given, output_hidden_states=True)
+    found = fast(**given, output_hidden_states=True)
+    assert type(found) is type(wanted)
+    assert torch.allclose(found.last_hidden_state[seen], wanted.last_hidden_state[seen], atol=2e-5)
+    assert (found.last_hidden_state[~seen] == 0).all()
+    assert len(found.hidden_states) == len(wanted.hidden_states)
+    for some, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        assert torch.allclose(some[seen], other[seen], atol=2e-5)
+    as_tuple = fast(**given, return_dict=False)
+    assert torch.equal(as_tuple[0], found.last_hidden_state)
+    assert ("pooler_output" in found) == ("pooler_output" in wanted)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra-projected"])
+def test_holes_in_the_mask_are_holes(name):
+    model = model_of(name, hf.AutoModel)
+    fast = pinscher.accelerate(model, mode="fp32")
+    given = batch(3, 20, padded=False)
+    given["attention_mask"][:, 4:9] = 0
+    given["attention_mask"][1, 0] = 0
+    seen = given["attention_mask"].bool()
+    wanted, found = model(**given).last_hidden_state, fast(**given).last_hidden_state
+    assert torch.allclose(found[seen], wanted[seen], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_other_ways_to_say_it(name):
+    model = model_of(name, hf.AutoModel)
+    fast = pinscher.accelerate(model, mode="fp32")
+    ids = batch(2, 9)["input_ids"]
+    embeds = model.get_input_embeddings()(ids)
+    pairs: list[dict[str, Any]] = [{"input_ids": ids}, {"inputs_embeds": embeds}]
+    if name not in ("mpnet", "distilbert"):
+        types = (torch.arange(9) > 4).long().expand(2, 9).contiguous()
+        pairs.append({"input_ids": ids, "token_type_ids": types % model.config.type_vocab_size})
+    pairs.append({"input_ids": ids, "position_ids": torch.arange(9).flip(0).expand(2, 9) + 2})
+    for given in pairs:
+        wanted, found = model(**given).last_hidden_state, fast(**given).last_hidden_state
+        assert torch.allclose(found, wanted, atol=2e-5), list(given)
+
+
+def test_int8_is_close_and_auto_is_no_worse():
+    model = model_of("bert", hf.AutoModel)
+    given = batch()
+    seen = given["attention_mask"].bool()
+    wanted = model(**given).last_hidden_state[seen]
+    for mode in ("int8", "auto"):
+        found = pinscher.accelerate(model, mode=mode)(**given).last_hidden_state[seen]
+        assert 0 < (found - wanted).norm() / wanted.norm() < 0.03
+
+
+def test_auto_gives_up_int8_where_it_hurts(monkeypatch):
+    model = model_of("bert", hf.AutoModel)
+    kinds = []
+    monkeypatch.setattr(choice, "LIMIT", 0.0)
+    made = choice.native_layers
+
+    def spy(base, family, packed, threads):
+        kinds.append([matrix.kind for layer in packed for matrix in layer])
+        return made(base, family, packed, threads)
+
+    monkeypatch.setattr(choice, "native_layers", spy)
+    pinscher.accelerate(model)
+    assert kinds[-1] == ["f32"] * 8
+    monkeypatch.setattr(choice, "LIMIT", 0.01)
+    pinscher.accelerate(model)
+    assert set(kinds[-1]) <= {"f32", "i8"}
+
+
+def test_nearly_all_work_is_done_in_sparse_kernels():
+    """Of every product with a prunable matrix, counted in the kernels."""
+    model = model_of("bert")
+    kept: list[Any] = []
+    made = choice.native_layers
+
+    def spy(base, family, packed, threads):
+        kept[:] = [matrix for layer in packed for matrix in layer]
+        return made(base, family, packed, threads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "native_layers", spy)
+        fast = pinscher.accelerate(model, mode="int8")
+    before = [matrix.work for matrix in kept]
+    fast(**batch(2, 16, padded=False))
+    weights = [m.weight for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layer." in n]
+    wanted = 32 * sum(int(weight.count_nonzero()) for weight in weights)
+    done = sum(m.work - b for m, b in zip(kept, before, strict=True) if m.kind != "dense")
+    assert done >= 0.95 * wanted
+    assert {matrix.kind for matrix in kept} == {"i8"}
+
+
+def test_what_is_faster_dense_stays_dense():
+    torch.manual_seed(0)
+    model = hf.AutoModel.from_config(CONFIGS["bert"]).eval()
+    weights = kernels.Weights(dense=model.encoder.layer[0].output.dense.weight)
+    assert weights.density == 1
+    assert choice.kind_of(weights, "int8") == choice.kind_of(weights, "fp32") == "dense"
+    given = batch()
+    seen = given["attention_mask"].bool()
+    fast = pinscher.accelerate(model)
+    assert torch.allclose(fast(**given).last_hidden_state[seen], model(**given).last_hidden_state[seen], atol=2e-5)
+
+
+def test_several_threads_at_once():
+    model = model_of("bert")
+    fast = pinscher.accelerate(model, mode="fp32", threads=2)
+    work = [batch(2, tokens) for tokens in (5, 9, 33, 64, 17, 40)]
+    wanted = [model(**given).logits for given in work]
+    wrong: list[int] = []
+
+    def go(start: int) -> None:
+        for turn in range(30):
+            place = (start + turn) % len(work)
+            if not torch.allclose(fast(**work[place]).logits, wanted[place], atol=2e-5):
+                wrong.append(place)
+
+    threads = [threading.Thread(target=go, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("isa", kernels.core().isas())
+def test_every_instruction_set_runs_whole_models(isa, monkeypatch):
+    monkeypatch.setenv("PINSCHER_ISA", isa)
+    model = model_of("bert")
+    fast = pinscher.accelerate(model, mode="fp32")
+    assert torch.allclose(fast(**batch()).logits, model(**batch()).logits, atol=2e-5)
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch):
+    monkeypatch.setenv("PINSCHER_ISA", "abacus")
+    with pytest.raises(InputError, match="this machine has"):
+        pinscher.accelerate(model_of("bert"))
+
+
+def test_the_model_is_not_changed():
+    model = model_of("bert")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    wanted = model(**batch()).logits
+    fast = pinscher.accelerate(model)
+    assert fast is not model
+    assert fast.bert.embeddings.word_embeddings.weight is model.bert.embeddings.word_embeddings.weight
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(model(**batch()).logits, wanted)
+    with pytest.raises(InputError, match="cannot be saved"):
+        fast.save_pretrained("x")
+
+
+DECODERS = {
+    "gpt2": hf.GPT2Config(
+        vocab_size=99, n_embd=48, n_layer=2, n_head=4, n_positions=64, eos_token_id=0, bos_token_id=0
+    ),
+    "llama": hf.LlamaConfig(**{**SIZES, "num_key_value_heads": 2}, eos_token_id=0, bos_token_id=0),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_generate_the_same(name):
+    torch.manual_seed(0)
+    model = pruned_(hf.AutoModelForCausalLM.from_config(DECODERS[name]))
+    fast = pinscher.accelerate(model, mode="fp32")
+    assert sum(isinstance(module, SparseLinear) for module in fast.modules()) == (8 if name == "gpt2" else 14)
+    ids = torch.randint(5, 99, (2, 7))
+    assert torch.allclose(fast(ids).logits, model(ids).logits, atol=3e-5)
+    how = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(fast.generate(ids, **how), model.generate(ids, **how))
+    assert torch.equal(fast.generate(ids, **how, num_beams=3), model.generate(ids, **how, num_beams=3))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra-projected", "mpnet"])
+@pytest.mark.parametrize("values", ["int8", "fp32"])
+def test_from_the_small_file(name, values, tmp_path):
+    model = model_of(name)
+    pinscher.save_pretrained(model, tmp_path / "small", values=values, embeddings="int8")
+    wanted = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "small").eval()
+    fast = pinscher.load(tmp_path / "small", mode="fp32")
+    assert type(wanted).__name__ == type(fast).__name__
+    assert torch.allclose(fast(**batch()).logits, wanted(**batch()).logits, atol=2e-5)
+    plain = pinscher.load(tmp_path / "small", runtime="torch")
+    assert torch.equal(plain(**batch()).logits, wanted(**batch()).logits)
+    close = pinscher.load(tmp_path / "small", mode="int8")
+    assert torch.allclose(close(**batch()).logits, wanted(**batch()).logits, atol=0.1)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_from_the_small_file(name, tmp_path):
+    torch.manual_seed(0)
+    model = pruned_(hf.AutoModelForCausalLM.from_config(DECODERS[name]))
+    pinscher.save_pretrained(model, tmp_path / "small")
+    wanted = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    fast = pinscher.load(tmp_path / "small", mode="fp32")
+    ids = torch.randint(5, 99, (2, 7))
+    assert torch.allclose(fast(ids).logits, wanted(ids).logits, atol=3e-5)
+
+
+def test_loading_never_builds_dense_weights(tmp_path, monkeypatch):
+    pinscher.save_pretrained(model_of("bert"), tmp_path / "small")
+    from pinscher.store import payload
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a dense matrix was asked for")
+
+    monkeypatch.setattr(payload, "unpack", refuse)
+    monkeypatch.setattr(kernels.Weights, "_numbers", refuse)
+    fast = pinscher.load(tmp_path / "small", mode="int8")
+    assert fast(**batch()).logits.isfinite().all()
+
+
+def test_a_pipeline_takes_it():
+    texts = ["a good film", "bad", "what a long and winding story that is"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in texts for word in text.split()})]
+    tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    model = model_of("bert")
+    fast = pinscher.accelerate(model, mode="fp32")
+    pipe = hf.pipeline("text-classification", model=fast, tokenizer=tokenizer)
+    plain = hf.pipeline("text-classification", model=model, tokenizer=tokenizer)
+    for some, other in zip(pipe(texts, batch_size=2), plain(texts), strict=True):
+        assert some["label"] == other["label"]
+        assert some["score"] == pytest.approx(other["score"], abs=1e-4)
+
+
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({}, "either input_ids or inputs_embeds"),
+    ({"input_ids": torch.zeros(2, 71, dtype=torch.long)}, "71 tokens in a row: the model takes 70"),
+    ({"input_ids": torch.zeros(7, dtype=torch.long)}, "1 dimensions"),
+    ({"input_ids": torch.zeros(2, 7)}, "float32"),
+    ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "attention_mask": torch.ones(2, 8)}, "shape"),
+    ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "attention_mask": torch.ones(2, 1, 7, 7)}, "shape"),
+    ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "token_type_ids": torch.zeros(2, 6).long()}, "token_type_ids"),
+    ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "output_attentions": True}, "output_attentions"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), ODD, ids=[message for _, message in ODD])
+def test_odd_input_is_refused(given, message):
+    fast = pinscher.accelerate(model_of("bert", hf.AutoModel))
+    with pytest.raises(InputError, match=message):
+        fast(**given)
+
+
+def test_tokens_out_of_range_are_refused():
+    fast = pinscher.accelerate(model_of("bert", hf.AutoModel))
+    for token in (-1, 99, 2**40):
+        with pytest.raises(IndexError):
+            fast(input_ids=torch.tensor([[5, token]]))
+
+
+def test_empty_and_wholly_masked_rows():
+    fast = pinscher.accelerate(model_of("bert", hf.AutoModel))
+    assert fast(input_ids=torch.zeros(0, 7, dtype=torch.long)).last_hidden_state.shape == (0, 7, 48)
+    ids = batch(2, 6, padded=False)["input_ids"]
+    mask = torch.tensor([[1] * 6, [0] * 6])
+    found = fast(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert (found[1] == 0).all()
+    assert torch.equal(found[:1], fast(input_ids=ids[:1]).last_hidden_state)
+
+
+def test_nan_in_one_row_stays_there():
+    model = model_of("bert", hf.AutoModel)
+    fast = pinscher.accelerate(model)
+    embeds = torch.randn(2, 6, 48)
+    clean = fast(inputs_embeds=embeds).last_hidden_state
+    embeds[0, 3] = float("nan")
+    found = fast(inputs_embeds=embeds).last_hidden_state
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], clean[1])
+
+
+def test_bad_wishes_are_refused(tmp_path: Path):
+    model = model_of("bert")
+    with pytest.raises(InputError, match="unknown mode"):
+        pinscher.accelerate(model, mode="int3")
+    with pytest.raises(InputError, match="threads 0"):
+        pinscher.accelerate(model, threads=0)
+    with pytest.raises(InputError, match="nothing to make fast"):
+        pinscher.accelerate(torch.nn.Linear(3, 3))
+    with pytest.raises(InputError, match="runtimes"):
+        pinscher.load(tmp_path, runtime="steam")
+    with pytest.raises(InputError, match="is not a folder"):
+        pinscher.load(tmp_path / "none")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(InputError, match="not stored in pinscher's format"):
+        pinscher.load(tmp_path / "plain")
+    linear = pinscher.accelerate(pruned_(hf.AutoModelForCausalLM.from_config(DECODERS["gpt2"]))).transformer.h[0].mlp
+    with pytest.raises(InputError, match="47 features"):
+        linear.c_fc(torch.zeros(2, 47))
+
+
+def test_without_native_code_the_model_itself_comes_back(monkeypatch):
+    from pinscher import native
+
+    monkeypatch.setattr(native, "core", lambda: None)
+    model = model_of("bert")
+    assert pinscher.accelerate(model) is model
