@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types pytest demo bench clean
+.PHONY: test lint types pytest demo bench sanitize clean
 
 test: lint types pytest
 
@@ -29,10 +29,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/storage.py --output benchmarks/results/storage.txt
 	$(BIN)/python benchmarks/loading.py --output benchmarks/results/loading.txt
 
+# The kernels and the decoder under AddressSanitizer and UBSan; needs only a C++ compiler.
+sanitize:
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -Inative \
+		$(filter-out native/bindings%,$(wildcard native/*.cpp)) -o build/check -lpthread -ldl
+	build/check
+
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

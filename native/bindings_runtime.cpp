@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "encoder.h"
 
@@ -187,6 +188,43 @@ void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::stri
   encoder.run(pool, use, in, lengths, out.data(), every ? every->data() : nullptr);
 }
 
+// ------------------------------------------------------------ the pruner's threshold
+
+// How many scores are above `low`, and those of them that are at most `high`, in order; None if one is NaN or there are
+// more than `room`.
+nb::object bracket(pinscher::Pool& pool, const std::string& isa, Vector<float> scores, float low, float high,
+                   size_t room) {
+  constexpr size_t PIECE = 1 << 17;
+  const Kernels& use = kernels_named(isa);
+  const size_t count = scores.shape(0), pieces = pinscher::blocks(count, PIECE);
+  auto* inside = new std::vector<float>();
+  nb::capsule owner(inside, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  size_t above = 0;
+  std::atomic<bool> fine{true};
+  {
+    nb::gil_scoped_release release;
+    std::vector<std::vector<float>> parts(pieces);
+    std::vector<size_t> larger(pieces, 0);
+    pinscher::Team team(pool);
+    std::vector<std::vector<float>> scratch(team.threads(), std::vector<float>(std::min(PIECE, count)));
+    team.each(pieces, [&](size_t piece, size_t thread) {
+      size_t found = 0;
+      const size_t start = piece * PIECE, some = std::min(PIECE, count - start);
+      if (use.bracket(scores.data() + start, some, low, high, scratch[thread].data(), some, &larger[piece], &found))
+        parts[piece].assign(scratch[thread].begin(), scratch[thread].begin() + static_cast<std::ptrdiff_t>(found));
+      else
+        fine = false;
+    });
+    for (size_t piece = 0; piece < pieces && fine; ++piece) {
+      above += larger[piece];
+      if (parts[piece].size() > room - inside->size()) fine = false;
+      else inside->insert(inside->end(), parts[piece].begin(), parts[piece].end());
+    }
+  }
+  if (!fine) return nb::none();
+  return nb::make_tuple(above, nb::ndarray<nb::numpy, float, nb::ndim<1>>(inside->data(), {inside->size()}, owner));
+}
+
 // ------------------------------------------------------------ single kernels, for the tests
 
 void activate(const std::string& isa, const std::string& name, nb::ndarray<float, nb::ndim<1>, nb::c_contig> values) {
@@ -202,6 +240,7 @@ void activate(const std::string& isa, const std::string& name, nb::ndarray<float
 void bind_runtime(nb::module_& module) {
   module.def("isas", &isas, "all"_a = false);
   module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
+  module.def("bracket", &bracket, "pool"_a, "isa"_a, "scores"_a.noconvert(), "low"_a, "high"_a, "room"_a);
   nb::class_<pinscher::Pool>(module, "Pool")
       .def(nb::init<size_t>(), "threads"_a)
       .def_prop_ro("threads", &pinscher::Pool::threads);

@@ -61,6 +61,10 @@ struct Kernels {
   // `relative`, if any, holds what is added to the score of (i, j) at [i - j + keys - 1]. scratch: keys * 64 floats.
   void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
                     size_t keys, size_t width, const float* relative, float* scratch);
+  // How many of `count` scores are above `low`; those of them that are at most `high` are written to `inside`, which has
+  // room for `room` of them, and counted. False if there are more, or a score is NaN.
+  bool (*bracket)(const float* scores, size_t count, float low, float high, float* inside, size_t room, size_t* above,
+                  size_t* found);
 };
 
 #if defined(__x86_64__)
@@ -79,4 +83,4 @@ const Kernels* kernels(const char* name = nullptr);
 
 #define KERNELS(isa)                                                                                               \
   {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::dense, isa::activate, isa::norm, \
-   isa::attention}
+   isa::attention, isa::bracket}

@@ -19,6 +19,9 @@ typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b); }
 static inline shorts twice(int8_t w) { return (shorts)_mm256_set1_epi8(w); }
 
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+static inline bool any(ints m) { return !_mm256_testz_si256((__m256i)m, (__m256i)m); }
+
 #include "kernels.inc"
 static bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -19,6 +19,9 @@ typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b); }
 static inline shorts twice(int8_t w) { return (shorts)_mm512_set1_epi8(w); }
 
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+static inline bool any(ints m) { return _mm512_test_epi32_mask((__m512i)m, (__m512i)m) != 0; }
+
 #include "kernels.inc"
 static bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

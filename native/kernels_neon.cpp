@@ -12,6 +12,9 @@ typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)vqrdmulhq_s16((int16x8_t)a, (int16x8_t)b); }
 static inline shorts twice(int8_t w) { return (shorts)vdupq_n_s8(w); }
 
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+static inline bool any(ints m) { return vmaxvq_u32((uint32x4_t)m) != 0; }
+
 #include "kernels.inc"
 static bool supported() { return true; }
 

@@ -15,6 +15,9 @@ static inline shorts mulhrs(shorts a, shorts b) {
 }
 static inline shorts twice(int8_t w) { return static_cast<int16_t>(static_cast<uint8_t>(w) * 0x0101) - (shorts){}; }
 
+typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
+static inline bool any(lanes m) { return m[0] | m[1] | m[2] | m[3]; }
+
 #include "kernels.inc"
 static bool supported() { return true; }
 

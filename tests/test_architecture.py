@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "pinscher"
 # Which rooms a room may import from. `prune` stands alone on torch.
 MAY_IMPORT = {
     "errors": set(),
-    "native": {"_native"},
-    "prune": set(),
+    "native": {"_native", "errors"},
+    "prune": {"native"},
     "checkpoint": set(),
     "train": {"prune", "checkpoint", "errors"},
     "store": {"checkpoint", "errors", "native"},

@@ -159,6 +159,32 @@ def test_a_product_is_followed_by_its_activation(isa, then, tokens):
     assert np.abs(product(matrix, x, then=then, isa=isa) - wanted).max() < 1e-5
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(0, 5000),
+    low=st.sampled_from([-math.inf, -1.0, 0.0, 0.3]),
+    width=st.sampled_from([0.0, 0.01, 0.5, math.inf]),
+    seed=st.integers(0, 99),
+)
+def test_the_bracket_of_a_threshold(isa, count, low, width, seed):
+    random = np.random.default_rng(seed)
+    scores = random.standard_normal(count).astype(np.float32)
+    scores[random.random(count) < 0.1] = 0.3
+    scores[random.random(count) < 0.02] = math.inf
+    low, high = float(np.float32(low)), float(np.float32(low + width))
+    wanted = scores[(scores > low) & (scores <= high)]
+    above, inside = CORE.bracket(POOL, isa, scores, low, high, count)
+    assert above == (scores > low).sum()
+    assert (inside == wanted).all()
+    assert len(inside) == len(wanted)
+    if len(wanted):
+        assert CORE.bracket(POOL, isa, scores, low, high, len(wanted) - 1) is None
+    if count:
+        scores[count // 2] = math.nan
+        assert CORE.bracket(POOL, isa, scores, low, high, count) is None
+
+
 def test_work_is_counted():
     matrix = CORE.Matrix.from_f32(pruned(30, 40, 0.5), True)
     product(matrix, inputs(7, 40))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pinscher import native
 from pinscher.prune import masking
 from pinscher.prune.masking import Ranks, Scores, kept_reference, threshold
 
@@ -27,10 +28,15 @@ def kept(scores: list[torch.Tensor], keep: int, **more: object) -> list[torch.Te
 
 
 def check(scores: list[torch.Tensor], keep: int) -> None:
-    ours, reference = kept(scores, keep), kept_reference(scores, keep)
-    assert sum(int(m.sum()) for m in ours) == keep
-    for mine, theirs in zip(ours, reference, strict=True):
-        assert torch.equal(mine, theirs)
+    """With native code and without: both are the stable sort."""
+    reference = kept_reference(scores, keep)
+    for core in (native.core(), None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "core", lambda core=core: core)
+            ours = kept(scores, keep)
+        assert sum(int(m.sum()) for m in ours) == keep
+        for mine, theirs in zip(ours, reference, strict=True):
+            assert torch.equal(mine, theirs)
 
 
 @contextlib.contextmanager

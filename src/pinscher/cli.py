@@ -324,7 +324,8 @@ def export_(
         raise InputError("--score and --push-to-hub go with --format pinscher.")
     else:
         export.write(loaded, folder, form, **how)
-    _tell_export(loaded, folder, form, how, scores)
+    for line in export.told(loaded, folder, form, how, scores):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _shown(help: str) -> Any:
@@ -341,28 +342,43 @@ def _bar() -> Iterator[Any]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell_export(source: Any, folder: Path, form: str, how: dict[str, Any], scores: dict[str, float]) -> None:
-    from pinscher.store.saving import matrices
+# ------------------------------------------------------------ bench
 
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".onnx"))
-    parameters = list(source.model.named_parameters())
-    dense = sum(p.numel() * p.element_size() for _, p in parameters)
-    say = [
-        f"{folder}: {size / 1e6:.1f} MB; the dense weights are {dense / 1e6:.1f} MB"
-        + (f", {dense / size:.1f} times as much" if dense > size else "")
-    ]
-    say += [f"  {name} as stored {value:.2f} (test)" for name, value in scores.items()]
-    if form == "pinscher":
-        known = matrices(source.model)
-        embedded = sum(
-            p.numel() * p.element_size() for n, p in parameters if n in known and known[n].role == "embedding"
-        )
-        if how["embeddings"] == "keep" and embedded > size / 2:
-            say.append(f"  {embedded / 1e6:.1f} MB of it are embeddings: --embeddings int8 makes them a quarter")
-        name = type(source.model).__name__
-        say.append(f'  load it: import pinscher; transformers.{name}.from_pretrained("{folder}")')
-    for line in say:
-        console.print(line, highlight=False, soft_wrap=True)
+
+@app.command(name="bench")
+def bench_(
+    source: Annotated[str, typer.Argument(help="The folder of a run, or any model.", show_default=False)],
+    batch: Annotated[str, _shown("Rows in a batch; several with commas.")] = "1,8",
+    length: Annotated[str, _shown("Tokens in a row.")] = "32,128,384",
+    engine: Annotated[list[str] | None, typer.Option(help="Engines; by default all that are installed.")] = None,
+    threads: Annotated[int, _shown("Threads of each engine; by default one for each core.")] = 0,
+    seconds: Annotated[float, _shown("To spend on each batch and length, about.")] = 15.0,
+    output: Annotated[str | None, _text("Folder for bench.json and bench.png; by default the run's.")] = None,
+) -> None:
+    """Time a model in every engine that is installed, and say which to use."""
+    from pinscher import benching
+
+    _hush()
+    shapes = tuple((rows, tokens) for rows in _numbers("batch", batch) for tokens in _numbers("length", length))
+    folder = Path(output or (source if (Path(source) / "config.yaml").exists() else "."))
+    report = benching.run(
+        source,
+        shapes,
+        engine,
+        threads or os.cpu_count() or 1,
+        folder,
+        seconds,
+        lambda text: complaints.print(text, highlight=False),
+    )
+    benching.show(report, console)
+    console.print(f"\n{report['advice']}\n\n{folder / 'bench.json'}, bench.png", highlight=False, soft_wrap=True)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    found = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in found):
+        raise InputError(f"--{name} takes whole numbers with commas between them, not {text!r}.")
+    return [int(word) for word in found]
 
 
 if __name__ == "__main__":

@@ -128,3 +128,25 @@ def write(
         export_onnx(source.model, output, source.tokenizer, task_batches=batches)
         folder = output
     return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def told(source: Source, folder: Path, form: str, how: dict[str, Any], scores: dict[str, float]) -> list[str]:
+    """What a person wants to know of an export."""
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".onnx"))
+    parameters = list(source.model.named_parameters())
+    dense = sum(p.numel() * p.element_size() for _, p in parameters)
+    say = [
+        f"{folder}: {size / 1e6:.1f} MB; the dense weights are {dense / 1e6:.1f} MB"
+        + (f", {dense / size:.1f} times as much" if dense > size else "")
+    ]
+    say += [f"  {name} as stored {value:.2f} (test)" for name, value in scores.items()]
+    if form == "pinscher":
+        known = saving.matrices(source.model)
+        embedded = sum(
+            p.numel() * p.element_size() for n, p in parameters if n in known and known[n].role == "embedding"
+        )
+        if how["embeddings"] == "keep" and embedded > size / 2:
+            say.append(f"  {embedded / 1e6:.1f} MB of it are embeddings: --embeddings int8 makes them a quarter")
+        name = type(source.model).__name__
+        say.append(f'  load it: import pinscher; transformers.{name}.from_pretrained("{folder}")')
+    return say

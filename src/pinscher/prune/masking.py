@@ -19,13 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pinscher import native
+
 PART = 12 << 15  # scores looked at together: 1.5 MB of fp32, so that every temporary stays in the cache
 GROUP = 32  # neighbours folded into one minimum when looking for the few scores inside the bracket
-SAMPLE = 1 << 20  # scores sampled to place the bracket
+SAMPLE = 1 << 18  # scores sampled to place the bracket
 SIGMAS = 3.0  # half-width of the bracket; a miss costs a slower second pass, a wider one costs every call
 COLLECT = 1 << 23  # at most so many scores are collected (32 MB)
 DIGIT = 16  # bits that one radix step decides
@@ -225,7 +228,27 @@ def _bracket(scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype
 
 
 def _look(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, Tensor] | None:
-    """How many scores of a site lie above `low`, and those of them that are at most `high`; None if one is NaN.
+    """How many scores of a site lie above `low`, and those of them that are at most `high`; None if one is NaN."""
+    plain = scratch.dtype == torch.float32 and scratch.device.type == "cpu"
+    core = native.core() if plain else None
+    return _look_slowly(site, low, high, scratch) if core is None else _look_natively(core, site, low, high)
+
+
+def _look_natively(core: Any, site: Scores, low: float, high: float) -> tuple[int, Tensor] | None:
+    whole = site.combine is None and site.tensors[0].dtype == torch.float32
+    above, pieces = 0, []
+    for values in [site.tensors[0]] if whole else (values for _, values in site.parts()):
+        threads = native.pool(torch.get_num_threads())
+        looked = core.bracket(threads, native.isa(), values.numpy(), low, high, COLLECT)
+        if looked is None:
+            return None
+        above += looked[0]
+        pieces.append(torch.from_numpy(looked[1]))
+    return above, torch.cat(pieces) if pieces else torch.empty(0)
+
+
+def _look_slowly(site: Scores, low: float, high: float, scratch: Tensor) -> tuple[int, Tensor] | None:
+    """The same without native code.
 
     What is not above `low` becomes the largest float, so that a group's minimum is its smallest score above `low`: only
     groups where that is at most `high` are looked at one by one. Indicators are floats because those are what torch

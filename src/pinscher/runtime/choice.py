@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pinscher.runtime import kernels
+from pinscher import native
 from pinscher.runtime.encoder import Layers, embedded, native_layers
 from pinscher.runtime.families import Family
 from pinscher.runtime.kernels import Weights
@@ -27,7 +27,7 @@ SAMPLE = 64  # tokens that are looked at for it
 
 def kind_of(weights: Weights, mode: str) -> str:
     """The kind that the mode allows and that is fastest for this density."""
-    limits = BREAK_EVEN[kernels.isa()]
+    limits = BREAK_EVEN[native.isa()]
     kind = "int8" if mode != "fp32" and limits["int8"] else "fp32"
     return kind if weights.density < limits[kind] else "dense"
 

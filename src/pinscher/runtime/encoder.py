@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pinscher import native
 from pinscher.errors import InputError
 from pinscher.runtime import kernels
 from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
@@ -22,9 +23,9 @@ REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values",
 class Layers(nn.Module):
     """Stands where the embeddings and layers were."""
 
-    def __init__(self, native: Any, count: int, width: int, threads: int, embeds: bool) -> None:
+    def __init__(self, layers: Any, count: int, width: int, threads: int, embeds: bool) -> None:
         super().__init__()
-        self.native, self.count, self.width, self.threads = native, count, width, threads
+        self.layers, self.count, self.width, self.threads = layers, count, width, threads
         self.embeds = embeds  # whether it also knows the embeddings
 
     def forward(
@@ -51,8 +52,8 @@ class Layers(nn.Module):
         if tokens:
             given = None if rows is None else rows.numpy()
             all_states = None if states is None else states.numpy()
-            pool = kernels.pool(self.threads)
-            self.native.run(pool, kernels.isa(), given, chosen, lengths, out.numpy(), all_states)
+            pool = native.pool(self.threads)
+            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states)
 
         def placed(some: Tensor) -> Tensor:
             if seen is None:
@@ -170,20 +171,20 @@ def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: i
         norms = [layer.get_submodule(name) for name in family.norms]
         numbers = [_array(part) for norm in norms for part in (norm.weight, norm.bias)]
         made.append(core.Layer(matrices, biases, numbers, norms[0].eps))
-    native = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
+    layers = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
     if (table := relative_table(base)) is not None:
-        native.set_relative(table.numpy())
-    return Layers(native, len(made), width, threads, _set_embeddings(native, base))
+        layers.set_relative(table.numpy())
+    return Layers(layers, len(made), width, threads, _set_embeddings(layers, base))
 
 
-def _set_embeddings(native: Any, base: Any) -> bool:
+def _set_embeddings(layers: Any, base: Any) -> bool:
     """Gives the embeddings to the native side, unless they are projected before the first layer."""
     if hasattr(base, "embeddings_project"):
         return False
     names = ["word_embeddings", "position_embeddings", "token_type_embeddings"][: 3 if _typed(base) else 2]
     tables = [_array(getattr(base.embeddings, name).weight) for name in names]
     norm = base.embeddings.LayerNorm
-    native.set_embeddings(tables, _array(norm.weight), _array(norm.bias), norm.eps)
+    layers.set_embeddings(tables, _array(norm.weight), _array(norm.bias), norm.eps)
     return True
 
 

@@ -1,12 +1,7 @@
-"""The native kernels as Python sees them: instruction set, threads, and weights in the kernels' layout.
-
-`PINSCHER_ISA` forces an instruction set; without it the widest one of the machine is taken.
-"""
+"""Weights in the kernels' layout, and products with them."""
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,19 +23,6 @@ def core() -> Any:
     return found
 
 
-def isa() -> str:
-    """The name of the instruction set that is used.
-
-    Raises:
-        InputError: if `PINSCHER_ISA` names one that this machine does not have.
-    """
-    there = core().isas()
-    wanted = os.environ.get("PINSCHER_ISA") or there[0]
-    if wanted not in there:
-        raise InputError(f"PINSCHER_ISA is {wanted!r}; this machine has {', '.join(there)}.")
-    return str(wanted)
-
-
 def threads_of(threads: int | None) -> int:
     """As many threads as were asked for, or as torch uses."""
     if threads is None:
@@ -48,12 +30,6 @@ def threads_of(threads: int | None) -> int:
     if threads < 1:
         raise InputError(f"threads {threads} is not possible: give 1 or more.")
     return threads
-
-
-@functools.cache
-def pool(threads: int) -> Any:
-    """Threads that all models share; a request that finds them busy works alone."""
-    return core().Pool(threads)
 
 
 @dataclass(frozen=True)
@@ -106,5 +82,5 @@ def multiply(matrix: Any, x: Tensor, bias: Tensor | None, threads: int, then: st
     out = torch.empty(x.shape[0], matrix.rows)
     if x.shape[0]:
         add = None if bias is None else bias.detach().float().contiguous().numpy()
-        matrix.multiply(pool(threads), isa(), x.numpy(), add, then, out.numpy())
+        matrix.multiply(native.pool(threads), native.isa(), x.numpy(), add, then, out.numpy())
     return out

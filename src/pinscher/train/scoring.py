@@ -42,26 +42,28 @@ class Scored:
     files: tuple[Path, ...]
 
 
-def score(
+@dataclass(frozen=True)
+class Exam:
+    """What a checkpoint is asked, and how its answers are scored."""
+
+    config: RunConfig
+    task: Task
+    tokenizer: Any
+    tests: dict[str, Dataset]
+    labels: Sequence[str]
+    batch_size: int
+
+
+def exam(
     model: str,
     settings: dict[str, Any],
     *,
     split: str | None = None,
     batch_size: int | None = None,
-    output: str | None = None,
     stored: str | None = None,
-) -> Scored:
-    """Answers the test set with a checkpoint and scores the answers.
-
-    Args:
-        model: hub id, model folder, or the folder of a run, whose task and data are then the default.
-        settings: fields of RunConfig: task, data, columns, lengths.
-        split: a split to answer instead of the task's test set; it may be without labels.
-        batch_size: examples in a batch; by default a run's own, else 64.
-        stored: a folder with the run's model in another form, scored instead of its own.
-        output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
-    """
-    run = Path(model) if (Path(model) / "config.yaml").exists() else None
+) -> Exam:
+    """The test set of a run's own task, or of the task that the settings name; see `score`."""
+    run = run_of(model)
     if run is not None:
         known = experiment.config_of(run).to_dict()
         batch_size = batch_size or known["eval_batch_size"]
@@ -84,8 +86,37 @@ def score(
         for name, rows in splits.tests.items()
     }
     labels = _labels(model, task, next(iter(tests.values())))
-    loaded = models.load_model(model, task, labels, tokenizer).to(evaluating_device())
-    found = evaluate(loaded, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
+    return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
+
+
+def run_of(model: str) -> Path | None:
+    """The folder of the run that a model is named by."""
+    return Path(model) if (Path(model) / "config.yaml").exists() else None
+
+
+def score(
+    model: str,
+    settings: dict[str, Any],
+    *,
+    split: str | None = None,
+    batch_size: int | None = None,
+    output: str | None = None,
+    stored: str | None = None,
+) -> Scored:
+    """Answers the test set with a checkpoint and scores the answers.
+
+    Args:
+        model: hub id, model folder, or the folder of a run, whose task and data are then the default.
+        settings: fields of RunConfig: task, data, columns, lengths.
+        split: a split to answer instead of the task's test set; it may be without labels.
+        batch_size: examples in a batch; by default a run's own, else 64.
+        stored: a folder with the run's model in another form, scored instead of its own.
+        output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
+    """
+    run, asked = run_of(model), exam(model, settings, split=split, batch_size=batch_size, stored=stored)
+    model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
+    loaded = models.load_model(model, task, asked.labels, asked.tokenizer).to(evaluating_device())
+    found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
     files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(

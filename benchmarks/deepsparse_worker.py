@@ -1,0 +1,42 @@
+"""DeepSparse 1.8 as an engine of pinscher.runtime.engines; runs in an environment of its own (latency.py starts it).
+
+python benchmarks/deepsparse_worker.py MODEL.onnx THREADS BATCH LENGTH
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["NM_DISABLE_ANALYTICS"] = "1"  # before the import: it would ask the network
+
+import numpy as np
+from deepsparse import Engine
+
+from pinscher.runtime.engines import Arrays, send, work
+
+
+def main() -> None:
+    path, threads, batch, length = sys.argv[1], *map(int, sys.argv[2:5])
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        own = Path(scratch, "model.onnx")  # DeepSparse writes the shape into the file it is given
+        shutil.copy(path, own)
+        shapes = [[batch, length]] * 3
+        engine = Engine(str(own), batch_size=batch, num_cores=threads, input_shapes=shapes)
+        names = engine.input_names
+
+        def run(inputs: Arrays) -> Arrays:
+            given = [np.ascontiguousarray(inputs[name]) for name in names]
+            return {"logits": engine.run(given)[0]}
+
+        send(answers, {}, {})
+        work(run, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+// Every kernel on ragged shapes against plain loops, and the decoder on nonsense: for the sanitizers (`make sanitize`).
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "encoder.h"
+#include "scatter.h"
+
+using namespace pinscher;
+
+namespace {
+
+std::mt19937 dice(0);
+float normal() { return std::normal_distribution<float>()(dice); }
+size_t up_to(size_t most) { return dice() % (most + 1); }
+
+void expect(bool fine, const char* what) {
+  if (fine) return;
+  std::fprintf(stderr, "wrong: %s\n", what);
+  std::abort();
+}
+
+std::vector<float> weights(size_t rows, size_t columns, float density) {
+  std::vector<float> made(rows * columns);
+  for (float& w : made) w = std::uniform_real_distribution<float>()(dice) < density ? normal() : 0.0f;
+  return made;
+}
+
+void products(const Kernels& use, Pool& pool) {
+  for (int turn = 0; turn < 40; ++turn) {
+    const size_t rows = 1 + up_to(280), columns = 1 + up_to(900), tokens = 1 + up_to(200);
+    const float densities[] = {0.0f, 0.05f, 0.3f, 1.0f};
+    const auto w = weights(rows, columns, densities[turn % 4]);
+    std::vector<float> scale(rows, 0.01f), x(tokens * columns), bias(rows), y(tokens * rows);
+    std::vector<int8_t> codes(w.size());
+    for (size_t i = 0; i < w.size(); ++i) codes[i] = static_cast<int8_t>(std::max(-127.0f, std::min(127.0f, w[i] * 40)));
+    for (float& v : x) v = normal();
+    for (float& v : bias) v = normal();
+    const Matrix kinds[] = {Matrix(w.data(), rows, columns, true), Matrix(w.data(), rows, columns, false),
+                            Matrix(codes.data(), scale.data(), rows, columns)};
+    for (const Matrix& matrix : kinds) {
+      Team team(pool);
+      Activations in, out;
+      Shorts room;
+      in.shape(tokens, columns);
+      to_tiles(team, x.data(), in);
+      matrix.multiply(team, use, in, bias.data(), Activation::none, room, out);
+      to_rows(team, out, y.data());
+      std::vector<float> one(rows);
+      matrix.multiply_one(team, x.data(), bias.data(), one.data());
+      for (size_t t = 0; t < tokens; t += 1 + tokens / 3)
+        for (size_t r = 0; r < rows; ++r) {
+          double sum = bias[r], size = 1;
+          for (size_t k = 0; k < columns; ++k) {
+            const double weight = matrix.kind == Kind::i8 ? codes[r * columns + k] * 0.01 : w[r * columns + k];
+            sum += weight * x[t * columns + k];
+            size += std::abs(weight * x[t * columns + k]);
+          }
+          const double limit = matrix.kind == Kind::i8 ? 0.05 * std::sqrt(static_cast<double>(columns)) : 1e-5 * size;
+          expect(std::abs(y[t * rows + r] - sum) <= limit, "a product");
+          if (t == 0) expect(std::abs(one[r] - sum) <= 1e-5 * size, "a product of one token");
+        }
+    }
+  }
+}
+
+void encoder(const Kernels& use, Pool& pool) {
+  for (size_t width : {24, 48, 96})
+    for (int turn = 0; turn < 6; ++turn) {
+      auto linear = [&](size_t rows, size_t columns) {
+        const auto w = weights(rows, columns, 0.3f);
+        return Linear{std::make_shared<Matrix>(w.data(), rows, columns, true), Vector(rows, 0.1f)};
+      };
+      const LayerNorm norm{Vector(width, 1.0f), Vector(width, 0.0f), 1e-5f};
+      std::vector<Layer> layers;
+      for (int l = 0; l < 2; ++l)
+        layers.push_back({linear(3 * width, width), linear(width, width), norm, linear(70, width), linear(width, 70), norm});
+      Encoder made(width, 3, Activation::gelu, layers);
+      std::vector<float> table(11 * width);
+      for (float& v : table) v = normal();
+      made.embeddings = {{{table.data(), 11}}, norm};
+      if (turn % 2) {
+        made.reach = 200;
+        made.relative.assign(3 * 399 + 64, 0.1f);
+      }
+      std::vector<size_t> lengths;
+      size_t tokens = 0;
+      for (size_t s = 0; s < 1 + up_to(4); ++s) tokens += lengths.emplace_back(1 + up_to(150));
+      std::vector<int64_t> ids(tokens);
+      for (auto& id : ids) id = static_cast<int64_t>(up_to(10));
+      std::vector<float> out(tokens * width), every(3 * tokens * width);
+      made.run(pool, use, {nullptr, {ids.data()}}, lengths, out.data(), every.data());
+      std::vector<float> again(tokens * width);
+      made.run(pool, use, {every.data(), {}}, lengths, again.data(), nullptr);
+      for (size_t i = 0; i < out.size(); ++i) expect(std::abs(out[i] - again[i]) < 1e-3f, "an encoder");
+    }
+}
+
+void brackets(const Kernels& use) {
+  for (int turn = 0; turn < 50; ++turn) {
+    std::vector<float> scores(up_to(3000)), inside(scores.size());
+    for (float& s : scores) s = normal();
+    size_t above = 0, found = 0, wanted = 0;
+    for (const float s : scores) wanted += s > 0 && s <= 0.5f;
+    const bool fine = use.bracket(scores.data(), scores.size(), 0, 0.5f, inside.data(), inside.size(), &above, &found);
+    expect(fine && found == wanted, "a bracket");
+  }
+}
+
+void nonsense() {
+  for (int turn = 0; turn < 3000; ++turn) {
+    const size_t rows = up_to(40), columns = up_to(40);
+    std::vector<uint8_t> classes[4];
+    for (int side = 0; side < 4; ++side)
+      for (size_t i = 0; i < (side % 2 ? columns : rows); ++i) classes[side].push_back(static_cast<uint8_t>(up_to(turn % 9)));
+    const Shape shape{rows, columns, classes[0].data(), classes[1].data(), classes[2].data(), classes[3].data()};
+    std::vector<std::vector<uint8_t>> gaps(up_to(20));
+    std::vector<std::vector<int8_t>> values(up_to(20));
+    std::vector<Gaps> mask;
+    std::vector<Values<int8_t>> parts;
+    for (auto& some : gaps) {
+      some.resize(up_to(60));
+      for (auto& gap : some) gap = static_cast<uint8_t>(up_to(turn % 2 ? 5 : 255));
+      mask.push_back({some.data(), some.size(), 1, up_to(2 * some.size() + 1)});
+    }
+    for (auto& some : values) {
+      some.resize(up_to(60), 3);
+      parts.push_back({some.data(), some.size()});
+    }
+    std::vector<float> scale(rows, 1.0f), out(rows * columns);
+    scatter<int8_t, float>(shape, mask, parts, scale.data(), out.data());
+  }
+}
+
+}  // namespace
+
+int main() {
+  Pool pool(2);
+  for (const Kernels* use : all_kernels()) {
+    if (!use->supported()) continue;
+    products(*use, pool);
+    encoder(*use, pool);
+    brackets(*use);
+    std::printf("%s: fine\n", use->name);
+  }
+  nonsense();
+  std::printf("decoding: fine\n");
+}

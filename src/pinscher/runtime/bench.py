@@ -1,0 +1,181 @@
+"""How fast a pruned model is in each engine, beside what it says there: a table, JSON, a picture, and a word of advice.
+
+Every engine is a process of its own; they take turns, one call each, so that a busy moment of the machine hits all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pinscher.errors import InputError
+from pinscher.runtime import engines
+from pinscher.runtime.engines import Arrays, Worker
+from pinscher.store import onnx, saving
+
+SHAPES = tuple((batch, length) for batch in (1, 8) for length in (32, 128, 384))
+WARM, LEAST, MOST = 2, 5, 40  # rounds: thrown away, and the fewest and most that count
+AGREE = 0.995  # of the answers must be torch's for an engine to be recommended
+
+
+def available(wanted: list[str] | None = None) -> list[str]:
+    """The engines that can run here; asked for by name, one that cannot is an error."""
+    for name in wanted or []:
+        if name not in engines.BUILD:
+            raise InputError(f"unknown engine {name!r}: there are {', '.join(engines.BUILD)}.")
+        if name in engines.PACKAGES and not importlib.util.find_spec(engines.PACKAGES[name]):
+            raise InputError(f"the engine {name} needs the package {engines.PACKAGES[name]}.")
+    if wanted:
+        return ["torch", *(name for name in wanted if name != "torch")]  # the others are compared with it
+    return [n for n in engines.BUILD if n not in engines.PACKAGES or importlib.util.find_spec(engines.PACKAGES[n])]
+
+
+def prepare(model: Any, tokenizer: Any, folder: Path, names: list[str], batches: Any = None) -> dict[str, int]:
+    """Writes what the engines read; gives each engine's bytes on disk."""
+    wanted = {engines.FILES[name] for name in names}
+    if "plain" in wanted:
+        model.save_pretrained(folder / "plain")
+    for values, name in (("keep", "small-fp32"), ("int8", "small-int8")):
+        if name in wanted:
+            saving.save_pretrained(model, folder / name, values=values)
+    if any(path.startswith("onnx") for path in wanted):
+        (folder / "onnx").mkdir()
+        onnx.export(model, folder / "onnx", tokenizer, task_batches=batches)
+        _fuse(model, folder / "onnx")
+    return {name: _size(folder / engines.FILES[name]) for name in names}
+
+
+def _fuse(model: Any, folder: Path) -> None:
+    """What users of ONNX Runtime do: fuse the nodes of attention and norms, and quantise the weights dynamically."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    if model.config.model_type in ("bert", "electra", "roberta", "xlm-roberta", "camembert"):
+        from onnxruntime.transformers.fusion_options import FusionOptions
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        plain = folder / "plain.onnx"
+        shutil.move(folder / onnx.FP32, plain)
+        heads, width = model.config.num_attention_heads, model.config.hidden_size
+        how = FusionOptions("bert")
+        how.use_raw_attention_mask(True)
+        fused = optimize_model(str(plain), "bert", num_heads=heads, hidden_size=width, optimization_options=how)
+        fused.save_model_to_file(str(folder / onnx.FP32))
+    quantize_dynamic(folder / onnx.FP32, folder / "dynamic.onnx", per_channel=True, weight_type=QuantType.QInt8)
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+@contextmanager
+def workers(names: list[str], files: Path, threads: int, say: Callable[[str], None]) -> Iterator[dict[str, Worker]]:
+    """The engines, ready; one that cannot start is named and left out, unless it is torch."""
+    with ExitStack() as stack:
+        ready: dict[str, Worker] = {}
+        for name in names:
+            try:
+                ready[name] = engines.start(name, files, threads)
+            except InputError as error:
+                if name == "torch":
+                    raise
+                say(str(error))
+                continue
+            stack.callback(ready[name].close)
+        yield ready
+
+
+def inputs_of(model: Any, batch: int, length: int) -> Arrays:
+    """Random tokens, always the same, nothing masked."""
+    random = np.random.default_rng(0)
+    ids = random.integers(5, model.config.vocab_size, (batch, length))
+    found = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    return found | ({"token_type_ids": np.zeros_like(ids)} if model.config.model_type in onnx.TYPED else {})
+
+
+def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, float]]:
+    """Latency and throughput of each engine on one batch, taking turns for about so many seconds."""
+    took: dict[str, list[float]] = {name: [] for name in ready}
+
+    def turn() -> float:
+        return sum(times[-1] for times in took.values() if times)
+
+    rounds, total = 0, MOST
+    while rounds < total:
+        for name, worker in ready.items():
+            took[name].append(worker.run(inputs)[0])
+        rounds += 1
+        if rounds == WARM:
+            total = WARM + max(LEAST, min(MOST, int(seconds / max(turn(), 1e-9))))
+    rows = len(inputs["input_ids"])
+    found = {}
+    for name, times in took.items():
+        kept = sorted(times[WARM:])
+        middle = statistics.median(kept)
+        late = kept[min(len(kept) - 1, int(0.95 * len(kept)))]
+        found[name] = {"p50_ms": 1e3 * middle, "p95_ms": 1e3 * late, "rows_per_second": rows / middle}
+    return found
+
+
+def agreement(ready: dict[str, Worker], batches: list[Arrays]) -> dict[str, dict[str, float]]:
+    """How often each engine gives torch's answer, and the largest difference of an output, over some batches."""
+    said: dict[str, list[Any]] = {
+        name: [next(iter(worker.run(batch, outputs=True)[1].values())) for batch in batches]
+        for name, worker in ready.items()
+    }
+    wanted = np.concatenate([part.reshape(-1, part.shape[-1]) for part in said["torch"]])
+    found = {}
+    for name, parts in said.items():
+        got = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+        same = got.argmax(-1) == wanted.argmax(-1)
+        found[name] = {"same": float(same.mean()), "largest_difference": float(np.abs(got - wanted).max())}
+    return found
+
+
+def advice(report: dict[str, Any]) -> str:
+    """Which engine to use, in words."""
+    lines = []
+    for shape, engines_ in report["latency"].items():
+        fit = {n: f["p50_ms"] for n, f in engines_.items() if report["agreement"][n]["same"] >= AGREE}
+        best = min(fit, key=fit.__getitem__)
+        gain = engines_["torch"]["p50_ms"] / fit[best]
+        if best == "torch":
+            lines.append(f"{shape}: stay with PyTorch; nothing that gives its answers is faster.")
+        else:
+            lines.append(f"{shape}: {best}, {gain:.1f} times as fast as PyTorch.")
+    left = [n for n, found in report["agreement"].items() if found["same"] < AGREE]
+    if left:
+        lines.append(f"Not these, of whose answers fewer than {AGREE:.1%} are PyTorch's: {', '.join(left)}.")
+    return "\n".join(lines)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Latency of each engine for each shape, as bars; shorter is better."""
+    from matplotlib.figure import Figure
+
+    shapes = list(report["latency"])
+    figure = Figure(figsize=(3.2 * min(3, len(shapes)), 2.6 * -(-len(shapes) // 3)), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(-(-len(shapes) // 3), min(3, len(shapes)))).ravel()
+    for axis, shape in zip(axes, shapes, strict=False):
+        found = report["latency"][shape]
+        names = list(found)[::-1]
+        values = [found[name]["p50_ms"] for name in names]
+        colors = ["#d55e00" if name.startswith("pinscher") else "#7f8fa6" for name in names]
+        late = [found[name]["p95_ms"] - found[name]["p50_ms"] for name in names]
+        axis.barh(names, values, color=colors, xerr=[[0] * len(names), late])
+        axis.set_title(shape, fontsize=9)
+        axis.tick_params(labelsize=7)
+        axis.set_xlabel("ms, median and 95th percentile", fontsize=7)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    for axis in axes[len(shapes) :]:
+        axis.set_visible(False)
+    figure.savefig(path, dpi=150)
