@@ -49,7 +49,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     lines += [
         "",
-        "bound: 5x against both, in 64 MB; ratios are without and with the copy that the peers need",
+        "bound: 15x against kthvalue, in 64 MB; ratios are without and with the copy that the peers need",
         memory,
     ]
     text = "\n".join(lines)

@@ -206,12 +206,12 @@ nb::object bracket(pinscher::Pool& pool, const std::string& isa, Vector<float> s
     std::vector<std::vector<float>> parts(pieces);
     std::vector<size_t> larger(pieces, 0);
     pinscher::Team team(pool);
-    std::vector<std::vector<float>> scratch(team.threads(), std::vector<float>(std::min(PIECE, count)));
-    team.each(pieces, [&](size_t piece, size_t thread) {
+    team.each(pieces, [&](size_t piece, size_t) {
+      thread_local std::vector<float> scratch(PIECE + 64);  // kept: memory that is taken anew costs more than the work
       size_t found = 0;
       const size_t start = piece * PIECE, some = std::min(PIECE, count - start);
-      if (use.bracket(scores.data() + start, some, low, high, scratch[thread].data(), some, &larger[piece], &found))
-        parts[piece].assign(scratch[thread].begin(), scratch[thread].begin() + static_cast<std::ptrdiff_t>(found));
+      if (use.bracket(scores.data() + start, some, low, high, scratch.data(), scratch.size(), &larger[piece], &found))
+        parts[piece].assign(scratch.begin(), scratch.begin() + static_cast<std::ptrdiff_t>(found));
       else
         fine = false;
     });

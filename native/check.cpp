@@ -99,7 +99,7 @@ void encoder(const Kernels& use, Pool& pool) {
 
 void brackets(const Kernels& use) {
   for (int turn = 0; turn < 50; ++turn) {
-    std::vector<float> scores(up_to(3000)), inside(scores.size());
+    std::vector<float> scores(up_to(3000)), inside(scores.size() + 64);
     for (float& s : scores) s = normal();
     size_t above = 0, found = 0, wanted = 0;
     for (const float s : scores) wanted += s > 0 && s <= 0.5f;

@@ -62,7 +62,7 @@ struct Kernels {
   void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
                     size_t keys, size_t width, const float* relative, float* scratch);
   // How many of `count` scores are above `low`; those of them that are at most `high` are written to `inside`, which has
-  // room for `room` of them, and counted. False if there are more, or a score is NaN.
+  // room for `room` of them, and counted. False if that is too little by a vector, or a score is NaN.
   bool (*bracket)(const float* scores, size_t count, float low, float high, float* inside, size_t room, size_t* above,
                   size_t* found);
 };
