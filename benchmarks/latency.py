@@ -47,6 +47,13 @@ BOUNDS = {
         "pinscher-fp32": {"torch": 5.5, "deepsparse": 1.3},
     },
 }
+NARROW = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "NM_ARCH": "avx2",
+    "PINSCHER_ISA": "avx2",
+}
 SHAPES = ((1, 128), (8, 128), (1, 32), (1, 384))
 
 
@@ -56,9 +63,14 @@ def main() -> None:
     parser.add_argument("--deepsparse", type=Path, help="virtual environment with DeepSparse 1.8, made if needed")
     parser.add_argument("--seconds", type=float, default=20, help="for each shape")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--avx2", action="store_true", help="let torch, DeepSparse and pinscher use no wider vectors")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    lines = ["$ python benchmarks/latency.py" + "".join(f" --model {p.parent.name}" for p in args.model), ""]
+    if args.avx2:
+        os.environ.update(NARROW)
+        NAMES[:] = [name for name in NAMES if not name.startswith("onnxruntime")]  # which cannot be told
+    told = " --avx2" if args.avx2 else ""
+    lines = [f"$ python benchmarks/latency.py{told}" + "".join(f" --model {p.parent.name}" for p in args.model), ""]
     lines += [f"{processor()}, kernels {native.isa()}, {args.threads} threads, torch {torch.__version__}", ""]
     if args.model:
         for path in args.model:
@@ -99,27 +111,30 @@ def compare(title: str, model: Any, sparsity: float | None, args: argparse.Names
     lines = [title, ""]
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
-        bench.prepare(model, None, files, NAMES)
+        bench.prepare(model, None, files, [*NAMES, "onnxruntime"])
         # DeepSparse fuses by itself, and only what it knows: it gets the graph as it was before ONNX Runtime's fusion.
         plain = files / "onnx" / "plain.onnx"
         plain.rename(files / DEEPSPARSE["deepsparse"])
-        for batch, length in SHAPES:
-            if length > model.config.max_position_embeddings:
-                continue
-            inputs = bench.inputs_of(model, batch, length)
-            with workers(files, args, batch, length) as ready:
-                found = bench.measure(ready, inputs, args.seconds)
-            lines += table(f"batch {batch}, {length} tokens", found)
-            if (batch, length) == (1, 128):
-                lines += verdict(found, sparsity)
-                lines += scaling(files, inputs, args)
+        with bench.workers(NAMES, files, args.threads, print) as ready:
+            for batch, length in SHAPES:
+                if length > model.config.max_position_embeddings:
+                    continue
+                inputs = bench.inputs_of(model, batch, length)
+                with deepsparse(files, args, batch, length) as more:
+                    found = bench.measure({**ready, **more}, inputs, args.seconds)
+                some = table(f"batch {batch}, {length} tokens", found)
+                some += verdict(found, sparsity) if (batch, length) == (1, 128) else []
+                print("\n".join(some), flush=True)
+                lines += some
+        lines += scaling(files, bench.inputs_of(model, 1, 128), args)
     return lines
 
 
 @contextmanager
-def workers(files: Path, args: argparse.Namespace, batch: int, length: int) -> Iterator[dict[str, engines.Worker]]:
+def deepsparse(files: Path, args: argparse.Namespace, batch: int, length: int) -> Iterator[dict[str, engines.Worker]]:
+    """DeepSparse compiles for one shape, so it is started anew for each."""
+    ready: dict[str, engines.Worker] = {}
     with ExitStack() as stack:
-        ready = stack.enter_context(bench.workers(NAMES, files, args.threads, print))
         for name, path in DEEPSPARSE.items() if args.deepsparse else ():
             command = [python_of(args.deepsparse), str(HERE / "deepsparse_worker.py"), str(files / path)]
             command = ["env", f"PYTHONPATH={HERE.parent / 'src'}", *command]

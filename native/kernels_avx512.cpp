@@ -13,6 +13,7 @@ namespace pinscher {
 namespace avx512 {
 
 constexpr size_t LANES = 16;
+constexpr int REGISTERS = 32;
 constexpr bool BYTES_FROM_REGISTERS = true;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 

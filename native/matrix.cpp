@@ -151,24 +151,30 @@ void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, cons
   y.shape(x.tokens, rows);
   work.fetch_add(nonzeros * x.tokens, std::memory_order_relaxed);
   if (kind == Kind::i8) narrow(team, use, x, room);
-  const size_t tiles = blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE);
-  // Tiles follow each other for the same rows, whose weights stay in the cache.
-  team.each(blocks(rows, BLOCK_N) * tiles, [&](size_t item, size_t) {
-    const size_t row_block = item / tiles, tile = item % tiles, first = row_block * BLOCK_N;
-    const size_t count = std::min(BLOCK_N, rows - first);
-    const size_t from = kind == Kind::i8 ? 2 * tile : tile;
-    const size_t to = std::min(from + (kind == Kind::i8 ? 2 : 1), y.tiles());
-    float* parts[2] = {nullptr, nullptr};
-    for (size_t t = from; t < to; ++t) {
-      float* out = parts[t - from] = y.tile(t) + first * TILE;
-      for (size_t r = 0; kind != Kind::i8 && r < count; ++r) std::fill(out + r * TILE, out + (r + 1) * TILE, bias ? bias[first + r] : 0.0f);
-    }
-    if (kind == Kind::i8)
-      tile_i8(use, x, room, row_block, tile, bias, parts[0], parts[1]);
-    else
-      tile_f32(use, x, row_block, tile, parts[0]);
-    for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);
+  const size_t tiles = blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE), row_blocks = blocks(rows, BLOCK_N);
+  // One thread takes all tiles of some rows, whose weights then come from far away only once; unless there are too few
+  // rows to go round.
+  const size_t together = row_blocks >= 3 * team.threads() ? tiles : 1;
+  team.each(row_blocks * blocks(tiles, together), [&](size_t item, size_t) {
+    const size_t row_block = item % row_blocks, first = item / row_blocks * together;
+    for (size_t tile = first; tile < std::min(tiles, first + together); ++tile)
+      multiply_tile(use, x, row_block, tile, bias, then, room, y);
   });
+}
+
+void Matrix::multiply_tile(const Kernels& use, const Activations& x, size_t row_block, size_t tile, const float* bias,
+                           Activation then, const Shorts& shorts, Activations& y) const {
+  const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
+  const size_t wide = kind == Kind::i8 ? 2 : 1, from = wide * tile, to = std::min(from + wide, y.tiles());
+  float* parts[2] = {nullptr, nullptr};
+  for (size_t t = from; t < to; ++t) parts[t - from] = y.tile(t) + first * TILE;
+  if (kind == Kind::i8) {
+    tile_i8(use, x, shorts, row_block, tile, bias, parts[0], parts[1]);
+  } else {
+    for (size_t r = 0; r < count; ++r) std::fill_n(parts[0] + r * TILE, TILE, bias ? bias[first + r] : 0.0f);
+    tile_f32(use, x, row_block, tile, parts[0]);
+  }
+  for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);
 }
 
 void Matrix::multiply_one(Team& team, const float* x, const float* bias, float* y) const {

@@ -265,7 +265,7 @@ def test_decoders_generate_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra-projected", "mpnet"])
-@pytest.mark.parametrize("values", ["int8", "fp32"])
+@pytest.mark.parametrize("values", ["int8", "fp32", "keep"])
 def test_from_the_small_file(name, values, tmp_path):
     model = model_of(name)
     pinscher.save_pretrained(model, tmp_path / "small", values=values, embeddings="int8")

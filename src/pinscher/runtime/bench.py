@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ from pinscher.runtime.engines import Arrays, Worker
 from pinscher.store import onnx, saving
 
 SHAPES = tuple((batch, length) for batch in (1, 8) for length in (32, 128, 384))
-WARM, LEAST, MOST = 2, 5, 40  # rounds: thrown away, and the fewest and most that count
+LEAST, MOST, CALLS = 4, 20, 2  # rounds, and calls of an engine in each that count
+PAUSE = 0.1  # seconds
 AGREE = 0.995  # of the answers must be torch's for an engine to be recommended
 
 
@@ -42,7 +44,7 @@ def prepare(model: Any, tokenizer: Any, folder: Path, names: list[str], batches:
     wanted = {engines.FILES[name] for name in names}
     if "plain" in wanted:
         model.save_pretrained(folder / "plain")
-    for values, name in (("keep", "small-fp32"), ("int8", "small-int8")):
+    for values, name in (("fp32", "small-fp32"), ("int8", "small-int8")):
         if name in wanted:
             saving.save_pretrained(model, folder / name, values=values)
     if any(path.startswith("onnx") for path in wanted):
@@ -60,14 +62,33 @@ def _fuse(model: Any, folder: Path) -> None:
         from onnxruntime.transformers.fusion_options import FusionOptions
         from onnxruntime.transformers.optimizer import optimize_model
 
-        plain = folder / "plain.onnx"
+        plain, divided = folder / "plain.onnx", folder / "divided.onnx"
         shutil.move(folder / onnx.FP32, plain)
+        _divide(plain, divided)
         heads, width = model.config.num_attention_heads, model.config.hidden_size
         how = FusionOptions("bert")
         how.use_raw_attention_mask(True)
-        fused = optimize_model(str(plain), "bert", num_heads=heads, hidden_size=width, optimization_options=how)
+        fused = optimize_model(str(divided), "bert", num_heads=heads, hidden_size=width, optimization_options=how)
         fused.save_model_to_file(str(folder / onnx.FP32))
-    quantize_dynamic(folder / onnx.FP32, folder / "dynamic.onnx", per_channel=True, weight_type=QuantType.QInt8)
+    how = {"DefaultTensorType": 1}  # fp32, for what comes out of a fused node
+    files = folder / onnx.FP32, folder / "dynamic.onnx"
+    quantize_dynamic(*files, per_channel=True, weight_type=QuantType.QInt8, extra_options=how)
+
+
+def _divide(path: Path, target: Path) -> None:
+    """Scores are multiplied by 1/√d; ONNX Runtime only knows attention where they are divided by √d."""
+    import onnx as package
+
+    proto = package.load(str(path))
+    made = {name: node for node in proto.graph.node for name in node.output}
+    for softmax in [node for node in proto.graph.node if node.op_type == "Softmax"]:
+        scaled = made[made[softmax.input[0]].input[0]]
+        if scaled.op_type == "Mul":
+            factor = package.numpy_helper.to_array(made[scaled.input[1]].attribute[0].t)
+            inverse = package.numpy_helper.from_array(np.asarray(1 / factor, np.float32), f"{scaled.name}_inverse")
+            proto.graph.initializer.append(inverse)
+            scaled.op_type, scaled.input[1] = "Div", inverse.name
+    package.save(proto, str(target))
 
 
 def _size(path: Path) -> int:
@@ -102,23 +123,25 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
 
 
 def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, float]]:
-    """Latency and throughput of each engine on one batch, taking turns for about so many seconds."""
+    """Latency and throughput of each engine on one batch, taking turns for about so many seconds.
+
+    In its turn an engine is called CALLS + 1 times; the first call is not counted. Before it there is a pause, in which
+    the threads of the engine before it fall asleep: some wait awake for a while and would take a core from the next.
+    """
     took: dict[str, list[float]] = {name: [] for name in ready}
-
-    def turn() -> float:
-        return sum(times[-1] for times in took.values() if times)
-
-    rounds, total = 0, MOST
+    rounds, total, started = 0, MOST, time.perf_counter()
     while rounds < total:
         for name, worker in ready.items():
-            took[name].append(worker.run(inputs)[0])
+            time.sleep(PAUSE)
+            worker.run(inputs)
+            took[name] += [worker.run(inputs)[0] for _ in range(CALLS)]
         rounds += 1
-        if rounds == WARM:
-            total = WARM + max(LEAST, min(MOST, int(seconds / max(turn(), 1e-9))))
+        if rounds == 1:
+            total = max(LEAST, min(MOST, int(seconds / (time.perf_counter() - started))))
     rows = len(inputs["input_ids"])
     found = {}
     for name, times in took.items():
-        kept = sorted(times[WARM:])
+        kept = sorted(times)
         middle = statistics.median(kept)
         late = kept[min(len(kept) - 1, int(0.95 * len(kept)))]
         found[name] = {"p50_ms": 1e3 * middle, "p95_ms": 1e3 * late, "rows_per_second": rows / middle}

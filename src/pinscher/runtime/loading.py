@@ -11,7 +11,7 @@ from pinscher import native
 from pinscher.errors import InputError
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.kernels import Weights
-from pinscher.runtime.sparse import assemble
+from pinscher.runtime.sparse import assemble, weights_of
 from pinscher.store import payload
 from pinscher.store.file import Stored, files_of, is_packed
 from pinscher.store.quantize import Quantized
@@ -47,6 +47,8 @@ def load(
         packed = _fill_(made, stored)
 
         def source(name: str) -> Weights:
+            if f"{name}.weight" not in packed:  # stored as it was
+                return weights_of(made, name)
             found = payload.unpack_rows(stored.raw(packed[f"{name}.weight"]))
             return Weights(codes=found) if isinstance(found, Quantized) else Weights(dense=found)
 

@@ -18,7 +18,7 @@ from pinscher.runtime import choice, kernels
 from pinscher.runtime.encoder import SHIFTED, FastEncoder
 from pinscher.runtime.families import Family, family_of
 from pinscher.runtime.kernels import Weights
-from pinscher.store.saving import matrices
+from pinscher.store.saving import is_flipped, matrices
 
 Source = Callable[[str], Weights]  # the matrix of a module, by the module's name
 
@@ -65,16 +65,17 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
     if native.core() is None:
         return model
-    known = {matrix.module: matrix for matrix in matrices(model).values() if matrix.role == "matrix"}
-    if not known:
+    if not any(matrix.role == "matrix" for matrix in matrices(model).values()):
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
-
-    def source(name: str) -> Weights:
-        weight = model.get_submodule(name).weight
-        return Weights(dense=weight.T if known[name].transposed else weight)
-
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    return assemble(copy.deepcopy(model, shared), source, mode, kernels.threads_of(threads))
+    fast = copy.deepcopy(model, shared)
+    return assemble(fast, lambda name: weights_of(model, name), mode, kernels.threads_of(threads))
+
+
+def weights_of(model: Any, name: str) -> Weights:
+    """The matrix of a module, outputs first."""
+    module = model.get_submodule(name)
+    return Weights(dense=module.weight.T if is_flipped(module) else module.weight)
 
 
 def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:

@@ -37,7 +37,7 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
     found: dict[int, tuple[str, Matrix]] = {}
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        flipped = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+        flipped = is_flipped(module)
         if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
             continue
         if isinstance(module, nn.Embedding):
@@ -49,6 +49,11 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
         if id(weight) not in found or role == "embedding":
             found[id(weight)] = f"{name}.weight", Matrix(name, role, flipped)
     return dict(found.values())
+
+
+def is_flipped(module: nn.Module) -> bool:
+    """Whether a module keeps its matrix with inputs first, as GPT-2's do."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def save_pretrained(
