@@ -6,6 +6,7 @@
 namespace pinscher {
 namespace {
 
+constexpr size_t NEAR = 640 << 10;         // bytes of activations that stay in the second cache beside the weights
 constexpr float UNIT = 257.0f / 32768.0f;  // what a code and an int16 of 1 multiply to
 
 }  // namespace
@@ -152,9 +153,10 @@ void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, cons
   work.fetch_add(nonzeros * x.tokens, std::memory_order_relaxed);
   if (kind == Kind::i8) narrow(team, use, x, room);
   const size_t tiles = blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE), row_blocks = blocks(rows, BLOCK_N);
-  // One thread takes all tiles of some rows, whose weights then come from far away only once; unless there are too few
-  // rows to go round.
-  const size_t together = row_blocks >= 3 * team.threads() ? tiles : 1;
+  // Either all tiles of some rows together, whose weights then come from far away only once, or all rows of a tile one
+  // after the other, if the tiles do not stay in the second cache together, or there are too few rows to go round.
+  const bool near = tiles * columns * TILE * sizeof(float) <= NEAR && row_blocks >= 3 * team.threads();
+  const size_t together = near ? tiles : 1;
   team.each(row_blocks * blocks(tiles, together), [&](size_t item, size_t) {
     const size_t row_block = item % row_blocks, first = item / row_blocks * together;
     for (size_t tile = first; tile < std::min(tiles, first + together); ++tile)

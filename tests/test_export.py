@@ -9,38 +9,15 @@ import scipy.sparse
 import torch
 import transformers
 
-import tiny_tasks
-from pinscher import cli, export
+from pinscher import export
 from pinscher.store import saving
 from pinscher.store.file import Stored, files_of
-
-SHORT = ["--max-steps", "12", "--eval-every", "4", "--save-every", "4", "--batch-size", "8"]
+from tiny_command import finished_run, outcome
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of a tiny model, without its own export."""
-    root = tmp_path_factory.mktemp("run")
-    tiny_tasks.write_files("sst2", root / "data")
-    tiny_tasks.tiny_model("sst2", root / "model")
-    words = ["prune", "--model", root / "model", "--task", "sst2", "--data", root / "data", "--output", root / "run"]
-    assert outcome([*words, *SHORT, "--no-export"])[0] == 0
-    assert not (root / "run" / "export").exists()
-    return root / "run"
-
-
-def outcome(words, capsys=None):
-    """Exit code and what was printed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["pinscher", *map(str, words)])
-        patch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-    said = capsys.readouterr() if capsys else None
-    return code, (said.out if said else ""), (said.err if said else "")
+    return finished_run(tmp_path_factory.mktemp("run"))
 
 
 def weights(folder):

@@ -158,14 +158,14 @@ def _is_stored(settings: RunConfig) -> bool:
 
 def _store(settings: RunConfig) -> Stored:
     """Writes the small file beside the model, everything in INT8, and scores it unless that means generating text."""
-    from pinscher import export
+    from pinscher import export, load, native
     from pinscher.train.showing import Stored
     from pinscher.train.tasks import TASKS
 
     output = settings.folder / "export"
     score = not hasattr(TASKS[settings.task], "generate")
     scores = export.small(export.load(str(settings.folder)), output, embeddings="int8", head="int8", score=score)
-    return Stored(output, scores)
+    return Stored(output, scores, load(output) if native.core() is not None else None)
 
 
 def _settings(path: str | None, given: dict[str, Any]) -> RunConfig:

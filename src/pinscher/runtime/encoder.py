@@ -23,10 +23,18 @@ REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values",
 class Layers(nn.Module):
     """Stands where the embeddings and layers were."""
 
-    def __init__(self, layers: Any, count: int, width: int, threads: int, embeds: bool) -> None:
+    def __init__(self, layers: Any, packed: list[list[Any]], width: int, threads: int, embeds: bool) -> None:
         super().__init__()
-        self.layers, self.count, self.width, self.threads = layers, count, width, threads
+        self.layers, self.packed, self.width, self.threads = layers, packed, width, threads
+        self.count = len(packed)
         self.embeds = embeds  # whether it also knows the embeddings
+
+    def extra_repr(self) -> str:
+        matrices = [matrix for layer in self.packed for matrix in layer]
+        zeros = 1 - sum(m.nonzeros for m in matrices) / max(1, sum(m.rows * m.columns for m in matrices))
+        kinds = [matrix.kind for matrix in matrices]
+        listed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        return f"{self.count} layers of width {self.width}, {zeros:.1%} zeros; matrices: {listed}"
 
     def forward(
         self, hidden: Tensor | None, indices: list[Tensor], shape: tuple[int, int], mask: Tensor | None, every: bool
@@ -174,7 +182,7 @@ def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: i
     layers = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
     if (table := relative_table(base)) is not None:
         layers.set_relative(table.numpy())
-    return Layers(layers, len(made), width, threads, _set_embeddings(layers, base))
+    return Layers(layers, packed, width, threads, _set_embeddings(layers, base))
 
 
 def _set_embeddings(layers: Any, base: Any) -> bool:

@@ -82,10 +82,11 @@ def scores(console: Console, found: Any) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """The small file of a run: its folder, and its scores where it was scored."""
+    """The small file of a run: its folder, its scores where it was scored, and the model as the runtime loads it."""
 
     folder: Path
     scores: dict[str, float]
+    model: Any = None
 
 
 def result(console: Console, done: Result, stored: Stored | None = None) -> None:
@@ -111,15 +112,15 @@ def result(console: Console, done: Result, stored: Stored | None = None) -> None
     row("zeros in the blocks", "0.0 %", zeros, zeros)
     folders = [dense if before is not None else None, pruned, stored.folder if stored else None]
     row("size on disk", *(None if folder is None else f"{_bytes(folder) / 1e6:.1f} MB" for folder in folders))
-    timed = [folder for folder in folders[:2] if folder is not None]
-    times = [f"{1e3 * seconds:.1f} ms" for seconds in _latencies(timed, config)]
-    row("one sentence, PyTorch", *(times if len(times) == 2 else [None, *times]), None)
+    times = _latencies([*folders[:2], stored.model if stored else None], config)
+    row("one sentence", *(None if seconds is None else f"{1e3 * seconds:.1f} ms" for seconds in times))
     console.print()
     console.print(table)
-    console.print(_closing(done, before, stored), highlight=False)
+    gain = times[1] / times[2] if times[1] and times[2] else None
+    console.print(_closing(done, before, stored, gain), highlight=False)
 
 
-def _closing(done: Result, before: dict[str, float] | None, stored: Stored | None) -> str:
+def _closing(done: Result, before: dict[str, float] | None, stored: Stored | None, gain: float | None) -> str:
     kept = ""
     if before is not None:
         kept = f"The pruned model keeps {done.score / before[done.main]:.1%} of the dense {done.main}. "
@@ -130,9 +131,12 @@ def _closing(done: Result, before: dict[str, float] | None, stored: Stored | Non
             f"{stored.folder} is the same model in INT8, {ratio:.1f} times smaller: after `import pinscher`, "
             "from_pretrained loads it."
         )
+    speed = "PyTorch still multiplies by zeros, so equal times are as expected."
+    if gain and stored:
+        speed = f'pinscher.load("{stored.folder}") runs it, {gain:.1f} times as fast as PyTorch, which multiplies by zeros.'
     return (
-        f"\n{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} PyTorch still multiplies by "
-        f"zeros, so equal times are as expected. {_duration(done.seconds)}, {done.steps:,} steps."
+        f"\n{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} {speed} "
+        f"{_duration(done.seconds)}, {done.steps:,} steps."
     )
 
 
@@ -140,17 +144,19 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def _latencies(folders: list[Path], config: RunConfig) -> list[float]:
-    """Median seconds of one example, the models taking turns."""
+def _latencies(models: list[Any], config: RunConfig) -> list[float | None]:
+    """Median seconds of one example, the models (or folders of such, or None) taking turns."""
     kind = getattr(transformers, TASKS[config.task].architecture)
-    loaded = [kind.from_pretrained(folder).eval() for folder in folders]
-    ids = torch.randint(5, loaded[0].config.vocab_size, (1, 32), generator=torch.Generator().manual_seed(0))
+    loaded = [kind.from_pretrained(some).eval() if isinstance(some, Path) else some for some in models]
+    known = [model for model in loaded if model is not None]
+    ids = torch.randint(5, known[0].config.vocab_size, (1, 32), generator=torch.Generator().manual_seed(0))
     took: list[list[float]] = [[] for _ in loaded]
     with torch.inference_mode():
         for turn in range(TIMINGS):
-            for place, model in enumerate(loaded):
-                started = time.perf_counter()
-                model(input_ids=ids)
-                if turn:  # the first one warms up
-                    took[place].append(time.perf_counter() - started)
-    return [statistics.median(times) for times in took]
+            for model, times in zip(loaded, took, strict=True):
+                if model is not None:
+                    started = time.perf_counter()
+                    model(input_ids=ids)
+                    if turn:  # the first one warms up
+                        times.append(time.perf_counter() - started)
+    return [statistics.median(times) if times else None for times in took]

@@ -1,6 +1,7 @@
-"""What storing costs in quality: scores and predictions of pruned models, in fp32 and as stored, on their test sets.
+"""What storing and running fast cost in quality: scores and predictions of pruned models on their test sets.
 
-    python benchmarks/storage_quality.py RUN … --output benchmarks/results/storage_quality.txt
+    python benchmarks/quality.py stored RUN … --output benchmarks/results/storage_quality.txt
+    python benchmarks/quality.py run RUN … --output benchmarks/results/runtime_quality.txt
 
 RUN is the folder of a run; runs of one task are seeds, and the last lines are their means. "unchanged" is the fraction
 of test rows that get the same answer as from the pruned model in fp32.
@@ -12,12 +13,13 @@ import argparse
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pinscher import export
+from pinscher import accelerate, export
 from pinscher.train import experiment, plan
 from pinscher.train.evaluation import outputs_of
 
@@ -29,19 +31,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int4 blocks": {"values": "int4"},
     "int4 blocks, calibrated": {"values": "int4", "calibrate": 256},
 }
-Found = tuple[float, float, float]  # score, unchanged, megabytes
+MODES = ("fp32", "int8", "auto")
+Variant = tuple[str, Any, float]  # name, model, and the last of these:
+Found = tuple[float, float, float]  # score, unchanged, megabytes on disk or, running, the share of matrices in int8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("stored", "run"))
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    lines = [f"$ python benchmarks/storage_quality.py {' '.join(run.name for run in args.runs)}", ""]
-    lines.append(f"{'run':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}{'MB':>8}")
+    lines = [f"$ python benchmarks/quality.py {args.what} {' '.join(run.name for run in args.runs)}", ""]
+    last = "MB" if args.what == "stored" else "int8"
+    lines.append(f"{'run':14}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}{last:>8}")
     seen: dict[tuple[str, str], list[tuple[float, Found]]] = defaultdict(list)
     for run in args.runs:
-        task, before, found = measure(run)
+        task, before, found = measure(run, stored if args.what == "stored" else fast)
         lines.append(f"{run.name:14}{'fp32':28}{before:8.2f}")
         for variant, (score, same, size) in found.items():
             lines.append(f"{run.name:14}{variant:28}{score:8.2f}{before - score:+8.2f}{same:12.2%}{size:8.2f}")
@@ -49,7 +55,7 @@ def main() -> None:
     lines += [
         "",
         "means over the runs of a task",
-        f"{'task':14}{'stored as':28}{'score':>8}{'lost':>8}{'unchanged':>12}",
+        f"{'task':14}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}",
     ]
     for (task, variant), some in seen.items():
         score, same = (statistics.mean(found[place] for _, found in some) for place in (0, 1))
@@ -61,7 +67,9 @@ def main() -> None:
         args.output.write_text(text + "\n")
 
 
-def measure(run: Path) -> tuple[str, float, dict[str, Found]]:
+def measure(
+    run: Path, variants: Callable[[Any], Iterator[tuple[str, Any, float]]]
+) -> tuple[str, float, dict[str, Found]]:
     """The run's task, its score in fp32, and what every variant makes of it."""
     made = plan.make(experiment.config_of(run))
     source = export.load(str(run))
@@ -75,14 +83,27 @@ def measure(run: Path) -> tuple[str, float, dict[str, Found]]:
 
     reference, before = answers(source.model)
     found: dict[str, Found] = {}
+    for name, model, figure in variants(source):
+        said, score = answers(model)
+        found[name] = score, float(np.mean([a == b for a, b in zip(reference, said, strict=True)])), figure
+    return made.config.task, before, found
+
+
+def stored(source: Any) -> Iterator[Variant]:
+    """The model as every kind of small file gives it back, with the file's megabytes."""
     for name, how in VARIANTS.items():
         with tempfile.TemporaryDirectory() as folder:
             export.small(source, Path(folder) / "small", **how)
             size = sum(path.stat().st_size for path in (Path(folder) / "small").glob("*.safetensors"))
-            said, score = answers(type(source.model).from_pretrained(Path(folder) / "small"))
-        same = float(np.mean([a == b for a, b in zip(reference, said, strict=True)]))
-        found[name] = score, same, size / 1e6
-    return made.config.task, before, found
+            yield name, type(source.model).from_pretrained(Path(folder) / "small"), size / 1e6
+
+
+def fast(source: Any) -> Iterator[Variant]:
+    """The model in every mode of the runtime, with the share of its matrices that are multiplied in int8."""
+    for mode in MODES:
+        model = accelerate(source.model, mode=mode)
+        kinds = [matrix.kind for layer in model.base_model.fast_layers.packed for matrix in layer]
+        yield mode, model, kinds.count("i8") / len(kinds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""`pinscher bench`: engines in processes of their own, timed in turns, compared and drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pinscher.errors import InputError
+from pinscher.runtime import bench, engines
+from tiny_command import finished_run, outcome
+
+REPORT = {
+    "latency": {
+        "batch 1, 8 tokens": {
+            "torch": {"p50_ms": 4.0, "p95_ms": 5.0, "rows_per_second": 250.0},
+            "pinscher": {"p50_ms": 2.0, "p95_ms": 2.5, "rows_per_second": 500.0},
+            "other": {"p50_ms": 1.0, "p95_ms": 1.5, "rows_per_second": 1000.0},
+        }
+    },
+    "agreement": {"torch": {"same": 1.0}, "pinscher": {"same": 0.996}, "other": {"same": 0.9}},
+}
+
+
+def test_messages_come_through_as_they_are():
+    pipe = io.BytesIO()
+    arrays = {"a": np.arange(6).reshape(2, 3), "b": np.zeros((0, 4), np.float32), "c": np.float32(2).reshape(())}
+    engines.send(pipe, {"outputs": True}, arrays)
+    pipe.seek(0)
+    message, found = engines.receive(pipe)
+    assert message["outputs"] is True
+    for name, value in arrays.items():
+        assert found[name].dtype == value.dtype
+        assert np.array_equal(found[name], value)
+    assert engines.receive(pipe) is None
+
+
+def test_advice_never_names_an_engine_that_answers_otherwise():
+    words = bench.advice(REPORT)
+    assert "pinscher, 2.0 times as fast" in words
+    assert "Not these" in words
+    assert words.endswith("other.")
+    alone = {"latency": {"x": {"torch": {"p50_ms": 1.0}}}, "agreement": {"torch": {"same": 1.0}}}
+    assert "stay with PyTorch" in bench.advice(alone)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    bench.draw(REPORT, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 5000
+
+
+def test_unknown_engines_are_refused():
+    with pytest.raises(InputError, match="unknown engine 'steam'"):
+        bench.available(["steam"])
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(InputError, match="the engine torch failed"):
+        engines.start("torch", tmp_path, 1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("run"))
+
+
+def test_the_command_times_compares_and_advises(run, capsys):
+    told = ["bench", run, "--batch", "1,2", "--length", "8", "--seconds", "0.1", "--threads", "1"]
+    code, out, err = outcome([*told, "--engine", "pinscher", "--engine", "pinscher-fp32"], capsys)
+    assert code == 0, err
+    report = json.loads((run / "bench.json").read_text())
+    assert list(report["latency"]) == ["batch 1, 8 tokens", "batch 2, 8 tokens"]
+    assert set(report["memory"]) == set(report["scores"]) == {"torch", "pinscher", "pinscher-fp32"}
+    assert report["agreement"]["pinscher-fp32"]["same"] == 1
+    assert report["agreement"]["pinscher-fp32"]["largest_difference"] < 1e-4
+    assert report["scores"]["pinscher-fp32"] == report["scores"]["torch"]
+    assert report["bytes"]["pinscher"] < report["bytes"]["torch"]
+    assert (run / "bench.png").exists()
+    assert "× torch" in out
+    assert "tokens: " in out
+
+
+@pytest.mark.parametrize("text", ["", "0", "eight", "1,,2", "-1"])
+def test_odd_sizes_are_one_line(text, capsys):
+    code, _, err = outcome(["bench", "nowhere", f"--batch={text}"], capsys)
+    assert code == 2
+    assert "whole numbers" in err
+    assert len(err.strip().splitlines()) == 1
