@@ -11,10 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ["NM_DISABLE_ANALYTICS"] = "1"  # before the import: it would ask the network
-
 import numpy as np
-from deepsparse import Engine
 
 from pinscher.runtime.engines import Arrays, send, work
 
@@ -22,17 +19,18 @@ from pinscher.runtime.engines import Arrays, send, work
 def main() -> None:
     path, threads, batch, length = sys.argv[1], *map(int, sys.argv[2:5])
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # before the import: it prints
+    os.environ["NM_DISABLE_ANALYTICS"] = "1"  # likewise: it would ask the network
+    from deepsparse import Engine
+
     with tempfile.TemporaryDirectory() as scratch:
         own = Path(scratch, "model.onnx")  # DeepSparse writes the shape into the file it is given
         shutil.copy(path, own)
-        shapes = [[batch, length]] * 3
-        engine = Engine(str(own), batch_size=batch, num_cores=threads, input_shapes=shapes)
+        engine = Engine(str(own), batch_size=batch, num_cores=threads, input_shapes=[[batch, length]] * 3)
         names = engine.input_names
 
         def run(inputs: Arrays) -> Arrays:
-            given = [np.ascontiguousarray(inputs[name]) for name in names]
-            return {"logits": engine.run(given)[0]}
+            return {"logits": engine.run([np.ascontiguousarray(inputs[name]) for name in names])[0]}
 
         send(answers, {}, {})
         work(run, sys.stdin.buffer, answers)

@@ -225,6 +225,50 @@ nb::object bracket(pinscher::Pool& pool, const std::string& isa, Vector<float> s
   return nb::make_tuple(above, nb::ndarray<nb::numpy, float, nb::ndim<1>>(inside->data(), {inside->size()}, owner));
 }
 
+// ------------------------------------------------------------ the pruner's scores
+
+using Numbers = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Calls work(start, count) for whole vectors, in parallel; gives how many numbers at the end are left over.
+template <typename Work>
+size_t in_pieces(pinscher::Pool& pool, size_t count, Work&& work) {
+  constexpr size_t PIECE = 1 << 15, VECTOR = 16;
+  const size_t whole = count / VECTOR * VECTOR;
+  pinscher::Team team(pool);
+  team.each(pinscher::blocks(whole, PIECE), [&](size_t piece, size_t) {
+    work(piece * PIECE, std::min(PIECE, whole - piece * PIECE));
+  });
+  return count - whole;
+}
+
+void check_sizes(const Vector<float>& weight, const Vector<float>& grad, std::initializer_list<const Numbers*> states) {
+  bool fits = grad.shape(0) == weight.shape(0);
+  for (const Numbers* state : states) fits = fits && state->shape(0) == weight.shape(0);
+  if (!fits) throw nb::value_error("weights, gradients and state do not fit");
+}
+
+size_t observe(pinscher::Pool& pool, const std::string& isa, Vector<float> weight, Vector<float> grad, float lr,
+               bool steps, Numbers sum) {
+  check_sizes(weight, grad, {&sum});
+  const Kernels& use = kernels_named(isa);
+  nb::gil_scoped_release release;
+  return in_pieces(pool, weight.shape(0), [&](size_t at, size_t count) {
+    use.observe({weight.data() + at, grad.data() + at, lr, steps}, sum.data() + at, count);
+  });
+}
+
+size_t fold(pinscher::Pool& pool, const std::string& isa, Vector<float> weight, Vector<float> grad, float lr, bool steps,
+            Numbers sum, Numbers mean, Numbers spread, float length, float mean_share, float spread_share) {
+  check_sizes(weight, grad, {&sum, &mean, &spread});
+  const Kernels& use = kernels_named(isa);
+  const pinscher::Window window{length, mean_share, spread_share};
+  nb::gil_scoped_release release;
+  return in_pieces(pool, weight.shape(0), [&](size_t at, size_t count) {
+    use.fold({weight.data() + at, grad.data() + at, lr, steps}, window, sum.data() + at, mean.data() + at,
+             spread.data() + at, count);
+  });
+}
+
 // ------------------------------------------------------------ single kernels, for the tests
 
 void activate(const std::string& isa, const std::string& name, nb::ndarray<float, nb::ndim<1>, nb::c_contig> values) {
@@ -241,6 +285,11 @@ void bind_runtime(nb::module_& module) {
   module.def("isas", &isas, "all"_a = false);
   module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
   module.def("bracket", &bracket, "pool"_a, "isa"_a, "scores"_a.noconvert(), "low"_a, "high"_a, "room"_a);
+  module.def("observe", &observe, "pool"_a, "isa"_a, "weight"_a.noconvert(), "grad"_a.noconvert(), "lr"_a, "steps"_a,
+             "sum"_a.noconvert());
+  module.def("fold", &fold, "pool"_a, "isa"_a, "weight"_a.noconvert(), "grad"_a.noconvert(), "lr"_a, "steps"_a,
+             "sum"_a.noconvert(), "mean"_a.noconvert(), "spread"_a.noconvert(), "length"_a, "mean_share"_a,
+             "spread_share"_a);
   nb::class_<pinscher::Pool>(module, "Pool")
       .def(nb::init<size_t>(), "threads"_a)
       .def_prop_ro("threads", &pinscher::Pool::threads);

@@ -38,6 +38,17 @@ struct Norm {
   float epsilon;
 };
 
+// What a criterion looks at; `steps`: whether the score is that of the weight after a step of plain descent.
+struct Scored {
+  const float *weight, *grad;
+  float lr;
+  bool steps;
+};
+
+struct Window {
+  float length, mean_share, spread_share;  // shares of the new in the averages, below a half
+};
+
 struct Kernels {
   const char* name;
   bool (*supported)();
@@ -65,6 +76,10 @@ struct Kernels {
   // room for `room` of them, and counted. False if that is too little by a vector, or a score is NaN.
   bool (*bracket)(const float* scores, size_t count, float low, float high, float* inside, size_t room, size_t* above,
                   size_t* found);
+  // One step of a window of scores: sum += |grad · weight|, or |grad · (weight - lr · grad)|
+  void (*observe)(const Scored&, float* sum, size_t count);
+  // Its last step: the mean over the window goes into the two averages, and the sum starts anew.
+  void (*fold)(const Scored&, const Window&, float* sum, float* mean, float* spread, size_t count);
 };
 
 #if defined(__x86_64__)
@@ -83,4 +98,4 @@ const Kernels* kernels(const char* name = nullptr);
 
 #define KERNELS(isa)                                                                                               \
   {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::dense, isa::activate, isa::norm, \
-   isa::attention, isa::bracket}
+   isa::attention, isa::bracket, isa::observe, isa::fold}

@@ -179,44 +179,54 @@ void Matrix::multiply_tile(const Kernels& use, const Activations& x, size_t row_
   for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);
 }
 
+namespace {
+
+// Σ value(i) · x[at[i]], in four sums side by side.
+template <typename Value>
+float gathered(const uint8_t* at, size_t count, const float* x, Value&& value) {
+  float sums[4] = {};
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4)
+    for (size_t s = 0; s < 4; ++s) sums[s] += value(i + s) * x[at[i + s]];
+  for (; i < count; ++i) sums[0] += value(i) * x[at[i]];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+}  // namespace
+
 void Matrix::multiply_one(Team& team, const float* x, const float* bias, float* y) const {
   work.fetch_add(nonzeros, std::memory_order_relaxed);
   team.each(blocks(rows, BLOCK_N), [&](size_t row_block, size_t) {
     const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
-    float* out = y + first;
     float sums[BLOCK_N] = {};
-    for (size_t b = 0; kind != Kind::dense && b < blocks(columns, BLOCK_K); ++b) {
-      const auto f32 = block(row_block, b, f32_);
-      const auto i8 = block(row_block, b, i8_);
-      const float* in = x + b * BLOCK_K;
-      const uint8_t* at = f32.at;
-      const float* w = kind == Kind::f32 ? f32.values : nullptr;
-      const int8_t* c = i8.values;
-      for (size_t l = 0; l < f32.count; ++l) {
-        float even = 0, odd = 0;
-        size_t n = f32.lines[l].count;
-        if (w) {
-          for (; n >= 2; n -= 2, at += 2, w += 2) even += w[0] * in[at[0]], odd += w[1] * in[at[1]];
-          if (n) even += *w++ * in[*at++];
-        } else {
-          auto code = [](int8_t stored) { return static_cast<float>(stored < 0 ? stored + 1 : stored); };
-          for (; n >= 2; n -= 2, at += 2, c += 2) even += code(c[0]) * in[at[0]], odd += code(c[1]) * in[at[1]];
-          if (n) even += code(*c++) * in[*at++];
-        }
-        sums[f32.lines[l].row] += even + odd;
+    if (kind == Kind::dense) {
+      for (size_t r = 0; r < count; ++r) {
+        const float* panel = panels_.data() + (first + r) / PANEL * columns * PANEL + (first + r) % PANEL;
+        for (size_t k = 0; k < columns; ++k) sums[r] += panel[k * PANEL] * x[k];
       }
+    } else {
+      for (size_t b = 0; b < blocks(columns, BLOCK_K); ++b) one_block(row_block, b, x + b * BLOCK_K, sums);
     }
     for (size_t r = 0; r < count; ++r) {
-      float value = sums[r];
-      if (kind == Kind::i8) value *= scale_[first + r] * UNIT;
-      if (kind == Kind::dense) {
-        const size_t row = first + r;
-        const float* panel = panels_.data() + (row / PANEL) * columns * PANEL + row % PANEL;
-        for (size_t k = 0; k < columns; ++k) value += panel[k * PANEL] * x[k];
-      }
-      out[r] = value + (bias ? bias[first + r] : 0.0f);
+      const float value = kind == Kind::i8 ? sums[r] * (scale_[first + r] * UNIT) : sums[r];
+      y[first + r] = value + (bias ? bias[first + r] : 0.0f);
     }
   });
+}
+
+void Matrix::one_block(size_t row_block, size_t column_block, const float* x, float* sums) const {
+  auto each = [&](const auto& some, auto&& value) {
+    size_t at = 0;
+    for (size_t l = 0; l < some.count; ++l) {
+      const Line line = some.lines[l];
+      sums[line.row] += gathered(some.at + at, line.count, x, [&](size_t i) { return value(some.values[at + i]); });
+      at += line.count;
+    }
+  };
+  if (kind == Kind::f32)
+    each(block(row_block, column_block, f32_), [](float value) { return value; });
+  else  // w is stored, or w - 1 below zero
+    each(block(row_block, column_block, i8_), [](int stored) { return static_cast<float>(stored - (stored >> 7)); });
 }
 
 }  // namespace pinscher

@@ -59,6 +59,7 @@ class Matrix {
   void bound_sums(const int8_t* codes);
   void multiply_tile(const Kernels& use, const Activations& x, size_t row_block, size_t tile, const float* bias,
                      Activation then, const Shorts& shorts, Activations& y) const;
+  void one_block(size_t row_block, size_t column_block, const float* x, float* sums) const;
   void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
   void tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
                const float* bias, float* low, float* high) const;

@@ -18,6 +18,23 @@ def isas(all: bool = False) -> list[str]: ...
 def bracket(
     pool: Pool, isa: str, scores: NDArray[Any], low: float, high: float, room: int
 ) -> tuple[int, NDArray[Any]] | None: ...
+def observe(
+    pool: Pool, isa: str, weight: NDArray[Any], grad: NDArray[Any], lr: float, steps: bool, sum: NDArray[Any]
+) -> int: ...
+def fold(
+    pool: Pool,
+    isa: str,
+    weight: NDArray[Any],
+    grad: NDArray[Any],
+    lr: float,
+    steps: bool,
+    sum: NDArray[Any],
+    mean: NDArray[Any],
+    spread: NDArray[Any],
+    length: float,
+    mean_share: float,
+    spread_share: float,
+) -> int: ...
 def activate(isa: str, name: str, values: NDArray[Any]) -> None: ...
 
 class Pool:

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from pinscher import native
 from pinscher.prune.masking import PART, Scores, parts
 from pinscher.prune.registry import Registry
 from pinscher.prune.sites import Site
@@ -138,10 +139,16 @@ class Smoothed(Criterion):
         for name in names:
             site.state[name] = torch.zeros_like(site.weight, dtype=dtype)
 
+    @property
+    def fused(self) -> Literal["weight", "step"] | None:
+        """Which quantity native code knows how to smooth: |g θ|, |g (θ - lr g)|, or neither."""
+        return "weight" if type(self).quantity is Smoothed.quantity else None
+
     def observe(self, site: Site, t: int, closing: int) -> None:
         if self.smoothing == "none":
             return
-        for at, now in self._quantities(site):
+        done = self._observe_natively(site, closing)
+        for at, now in self._quantities(site, done):
             if self.smoothing == "ema":
                 self._fold(site, at, now, t)
                 continue
@@ -170,13 +177,35 @@ class Smoothed(Criterion):
             spread = site.state["spread"][at]
             _store(spread, spread.to(now.dtype).lerp_(now.sub_(new_mean).abs_(), 1 - self.beta2), t)
 
-    def _quantities(self, site: Site) -> Iterator[tuple[slice, Tensor]]:
+    def _observe_natively(self, site: Site, closing: int) -> int:
+        """Does what `observe` does, to the last bit, for as many of the first weights as it can."""
+        state = [site.state.get(name) for name in ("sum", "mean", "spread")]
+        tensors = [site.weight, site.grad, *state]
+        plain = all(t is not None and t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        small = max(1 - self.beta1, 1 - self.beta2) < 0.5  # torch interpolates from the other end above that
+        core = native.core() if plain and small and self.fused and site.grad_scale == 1.0 else None
+        if core is None or self.smoothing != "window" or native.isa() == "scalar":  # which does not fuse as torch does
+            return 0
+        flat = [t.detach().view(-1) for t in tensors if t is not None]
+        if not all(t.is_contiguous() for t in flat):
+            return 0
+        weight, grad, *sums = (t.numpy() for t in flat)
+        threads, isa, steps = native.pool(torch.get_num_threads()), native.isa(), self.fused == "step"
+        if not closing:
+            left = core.observe(threads, isa, weight, grad, site.lr, steps, sums[0])
+        else:
+            shares = 1 - self.beta1, 1 - self.beta2
+            left = core.fold(threads, isa, weight, grad, site.lr, steps, *sums, closing, *shares)
+        return len(weight) - int(left)
+
+    def _quantities(self, site: Site, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
         weight, grad = site.weight, site.grad
         if grad is None:  # the matrix took no part in this step
             grad = torch.zeros_like(weight)
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         buffer = torch.empty(min(PART, weight.numel()), dtype=dtype, device=weight.device)
-        for at in parts(weight.numel()):
+        for part in parts(weight.numel() - start):
+            at = slice(start + part.start, start + part.stop)
             yield at, self._quantity(site, weight[at], grad[at], buffer[: at.stop - at.start])
 
     def _quantity(self, site: Site, weight: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -251,6 +280,10 @@ class Pins(Smoothed):
     @property
     def moment(self) -> Literal["before", "after"]:
         return "after" if self.score == "update" else "before"
+
+    @property
+    def fused(self) -> Literal["weight", "step"] | None:
+        return "step" if self.score == "abs" else None
 
     def quantity(self, weight: Tensor, grad: Tensor, lr: float, out: Tensor) -> Tensor:
         if self.score == "update":

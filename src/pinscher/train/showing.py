@@ -133,7 +133,9 @@ def _closing(done: Result, before: dict[str, float] | None, stored: Stored | Non
         )
     speed = "PyTorch still multiplies by zeros, so equal times are as expected."
     if gain and stored:
-        speed = f'pinscher.load("{stored.folder}") runs it, {gain:.1f} times as fast as PyTorch, which multiplies by zeros.'
+        speed = (
+            f'pinscher.load("{stored.folder}") runs it, {gain:.1f} times as fast as PyTorch, which multiplies by zeros.'
+        )
     return (
         f"\n{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} {speed} "
         f"{_duration(done.seconds)}, {done.steps:,} steps."
