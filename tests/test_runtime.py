@@ -177,9 +177,19 @@ def test_what_is_faster_dense_stays_dense():
     weights = kernels.Weights(dense=model.encoder.layer[0].output.dense.weight)
     assert weights.density == 1
     assert choice.kind_of(weights, "int8") == choice.kind_of(weights, "fp32") == "dense"
+    with pytest.warns(UserWarning, match="stays in PyTorch"):
+        assert pinscher.accelerate(model) is model
+
+
+def test_a_model_that_is_partly_dense():
+    model = model_of("bert", hf.AutoModel)
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.encoder.layer:
+        layer.output.dense.weight.data = torch.randn(48, 80, generator=generator) * 0.2
+    fast = pinscher.accelerate(model, mode="fp32")
+    assert kinds_of(fast) == ["f32", "f32", "f32", "dense"] * 2
     given = batch()
     seen = given["attention_mask"].bool()
-    fast = pinscher.accelerate(model)
     assert torch.allclose(fast(**given).last_hidden_state[seen], model(**given).last_hidden_state[seen], atol=2e-5)
 
 

@@ -7,6 +7,7 @@ SparseLinear modules, and everything else, caches and `generate()` included, sta
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,8 +50,8 @@ class SparseLinear(nn.Module):
 def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) -> Any:
     """A copy of a pruned model that runs fast on a CPU; the same call, the same outputs, for inference only.
 
-    The model is not changed; embeddings and head are shared with it. Without pinscher's native code the model itself
-    comes back.
+    The model is not changed; embeddings and head are shared with it. Without pinscher's native code, or if it has too
+    few zeros to gain, the model itself comes back.
 
     Args:
         model: a transformers model with zeros in the matrices of its blocks.
@@ -65,8 +66,12 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
     if native.core() is None:
         return model
-    if not any(matrix.role == "matrix" for matrix in matrices(model).values()):
+    names = [matrix.module for matrix in matrices(model).values() if matrix.role == "matrix"]
+    if not names:
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
+    if all(choice.kind_of(weights_of(model, name), mode) == "dense" for name in names):
+        warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)
+        return model.eval()
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     fast = copy.deepcopy(model, shared)
     return assemble(fast, lambda name: weights_of(model, name), mode, kernels.threads_of(threads))
