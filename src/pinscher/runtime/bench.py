@@ -6,6 +6,7 @@ Every engine is a process of its own; they take turns, one call each, so that a 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 import statistics
 import time
@@ -56,8 +57,11 @@ def prepare(model: Any, tokenizer: Any, folder: Path, names: list[str], batches:
 
 def _fuse(model: Any, folder: Path) -> None:
     """What users of ONNX Runtime do: fuse the nodes of attention and norms, and quantise the weights dynamically."""
+    import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    onnxruntime.set_default_logger_severity(3)  # it warns of what its own tools leave behind
+    logging.getLogger().setLevel(logging.ERROR)
     if model.config.model_type in ("bert", "electra", "roberta", "xlm-roberta", "camembert"):
         from onnxruntime.transformers.fusion_options import FusionOptions
         from onnxruntime.transformers.optimizer import optimize_model
@@ -192,11 +196,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
         names = list(found)[::-1]
         values = [found[name]["p50_ms"] for name in names]
         colors = ["#d55e00" if name.startswith("pinscher") else "#7f8fa6" for name in names]
-        late = [found[name]["p95_ms"] - found[name]["p50_ms"] for name in names]
-        axis.barh(names, values, color=colors, xerr=[[0] * len(names), late])
+        bars = axis.barh(names, values, color=colors)
+        axis.bar_label(bars, [f"{value:.1f}" for value in values], padding=2, fontsize=7)
+        axis.set_xlim(0, 1.2 * max(values))
         axis.set_title(shape, fontsize=9)
         axis.tick_params(labelsize=7)
-        axis.set_xlabel("ms, median and 95th percentile", fontsize=7)
+        axis.set_xlabel("ms, median", fontsize=7)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     for axis in axes[len(shapes) :]:
