@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from pinscher import export
+from pinscher.errors import InputError
 from pinscher.store import saving
 from pinscher.store.file import Stored, files_of
 from tiny_command import finished_run, outcome
@@ -114,6 +115,11 @@ MISTAKES = {
     "--values bf16 --format scipy": "scipy has no bf16",
     "--format hf --push-to-hub me/mine": "--format pinscher",
     "--format hf --score": "--format pinscher",
+    "--format hf --values int9": "unknown values 'int9'",
+    "--format hf --embeddings int9": "unknown values 'int9'",
+    "--format scipy --calibrate 8": "--calibrate would change nothing",
+    "--format scipy --embeddings int8 --head int8": "--embeddings and --head would change nothing",
+    "--format onnx --values int4": "--values would change nothing",
 }
 
 
@@ -142,6 +148,44 @@ def test_places_that_are_not_ours_to_replace(run, tmp_path, capsys):
     code, _, err = outcome(["export", run.parent / "model", "--output", tmp_path / "x", "--score"], capsys)
     assert code == 2
     assert "needs a run" in err
+    code, _, err = outcome(
+        ["export", run.parent / "model", "--output", tmp_path / "x", "--format", "hf", "--calibrate", 8], capsys
+    )
+    assert code == 2
+    assert "needs a run" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_plain_folder_is_rounded_as_the_calibrated_file_is(run, tmp_path, capsys):
+    flags = ["--values", "int4", "--calibrate", 8]
+    assert outcome(["export", run, "--output", tmp_path / "hf", "--format", "hf", *flags])[0] == 0
+    assert outcome(["export", run, "--output", tmp_path / "small", *flags])[0] == 0
+    capsys.readouterr()
+    first, second = weights(tmp_path / "hf"), weights(tmp_path / "small")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stored_model_gets_a_new_head(run, tmp_path, capsys):
+    small, plain = tmp_path / "small", tmp_path / "plain"
+    assert outcome(["export", run, "--output", small, "--head", "int8"])[0] == 0
+    assert outcome(["export", run, "--output", plain, "--format", "hf"])[0] == 0
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "".join(f"word {i},{'abc'[i % 3]}\n" for i in range(60)))
+    flags = ["--task", "classification", "--train-file", rows, "--test-file", rows, "--text-column", "text"]
+    flags += ["--label-column", "label", "--max-steps", 6, "--sparsity", 0.9, "--new-head", "--no-export"]
+    scores = []
+    for model in (small, plain):
+        output = tmp_path / f"{model.name}-run"
+        code, _, err = outcome(["prune", "--model", model, *flags, "--output", output], capsys)
+        assert code == 0, err
+        scores.append(weights(output / "model"))
+        assert scores[-1]["classifier.weight"].shape[0] == 3
+    code, _, err = outcome(["prune", "--model", small, *flags, "--sparsity", 0.5, "--output", tmp_path / "no"], capsys)
+    assert code == 2
+    assert "is already 8" in err
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(InputError, match="replace its head"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(small, num_labels=3)
 
 
 class Hub:

@@ -167,10 +167,13 @@ def test_the_card_says_what_the_model_is(tmp_path):
     assert "70.50" in (tmp_path / "small" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("base", ["./runs/model", "/home/me/model", "pypi:thing", "a/b/c", None])
-def test_the_card_names_no_folder_of_its_author_as_base_model(base):
+@pytest.mark.parametrize("base", ["./runs/model", "/home/me/model", "pypi:thing", "a/b/c", "models/mine", None])
+def test_the_card_names_no_folder_of_its_author_as_base_model(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
     text = card.text(make(), 1000, {"base_model": base}, {"values": "int8", "embeddings": "keep", "head": "keep"}, {})
     assert "base_model" not in yaml.safe_load(text.split("---")[1])
+    assert base is None or base not in text
     assert "density.png" not in text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.store import exchange, saving
 from pinscher.train import experiment, models, plan, scoring
@@ -17,6 +18,7 @@ from pinscher.train.config import RunConfig
 FORMATS = ("pinscher", "hf", "scipy", "onnx")
 EVALUATED = "eval-export"  # where a run keeps what its stored model answered
 BATCH = 16  # examples of a calibration batch
+ONNX_ROWS = 64  # training rows that the activations of an ONNX file are measured on, if nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -76,22 +78,18 @@ def small(
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Stores a model in the small format; returns its scores as stored, if they were asked for."""
+    if score and source.run is None:
+        raise InputError("--score needs a run, which knows its task. Use: pinscher eval FOLDER --task …")
     made = {"values": values, "embeddings": embeddings, "head": head, "tokenizer": source.tokenizer}
     batches = calibration(source, calibrate) if calibrate else None
     saving.save_pretrained(source.model, output, **made, calibration=batches, facts=source.facts, progress=progress)
     scores: dict[str, float] = {}
     if score:
-        scores = _scores_as_stored(source, output)
+        scores = scoring.score(str(source.run), {}, stored=str(output), output=str(source.run / EVALUATED)).scores
         saving.rewrite_card(output, source.model, source.facts | {"stored_scores": scores})
     if push_to_hub is not None:
         saving.push(output, push_to_hub)
     return scores
-
-
-def _scores_as_stored(source: Source, output: Path) -> dict[str, float]:
-    if source.run is None:
-        raise InputError("--score needs a run, which knows its task. Use: pinscher eval FOLDER --task …")
-    return scoring.score(str(source.run), {}, stored=str(output), output=str(source.run / EVALUATED)).scores
 
 
 def calibration(source: Source, rows: int) -> list[dict[str, Any]]:
@@ -115,19 +113,36 @@ def write(
     """Writes one of the other formats; returns the files."""
     if output.is_dir() and any(output.iterdir()):
         raise InputError(f"{output} is not empty: give a new folder.")
+    saving.check_values(values, embeddings, head)
+    _refuse_unused(form, values, embeddings, head, calibrate)
+    batches = calibration(source, calibrate) if calibrate else None
     if form == "hf":
         wanted = {"matrix": values, "embedding": embeddings, "head": head}
-        folder = exchange.to_hf(source.model, output, source.tokenizer, wanted)
+        exchange.to_hf(source.model, output, source.tokenizer, wanted, batches)
     elif form == "scipy":
-        folder = exchange.to_scipy(source.model, output, values)
+        exchange.to_scipy(source.model, output, values)
     else:
         from pinscher.store.onnx import export as export_onnx
 
-        output.mkdir(parents=True, exist_ok=True)
-        batches = calibration(source, calibrate or 64) if source.run else None
-        export_onnx(source.model, output, source.tokenizer, task_batches=batches)
-        folder = output
-    return sorted(path for path in folder.iterdir() if path.is_file())
+        if batches is None and source.run is not None:
+            batches = calibration(source, ONNX_ROWS)
+        with checkpoint.whole(output) as fresh:
+            export_onnx(source.model, fresh, source.tokenizer, task_batches=batches)
+    return sorted(path for path in output.iterdir() if path.is_file())
+
+
+def _refuse_unused(form: str, values: str, embeddings: str, head: str, calibrate: int) -> None:
+    """A flag that would change nothing is an error, not a surprise."""
+    unused = {
+        "scipy": {"--embeddings": embeddings != saving.KEEP, "--head": head != saving.KEEP, "--calibrate": calibrate},
+        "onnx": {
+            "--values": values != "int8",
+            "--embeddings": embeddings != saving.KEEP,
+            "--head": head != saving.KEEP,
+        },
+    }
+    if given := [flag for flag, is_given in unused.get(form, {}).items() if is_given]:
+        raise InputError(f"{' and '.join(given)} would change nothing with --format {form}: leave it out.")
 
 
 def told(source: Source, folder: Path, form: str, how: dict[str, Any], scores: dict[str, float]) -> list[str]:

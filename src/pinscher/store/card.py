@@ -38,7 +38,7 @@ def text(
         densities: fraction kept, for each matrix.
     """
     name = type(model).__name__
-    base, task = facts.get("base_model"), facts.get("task")
+    base, task = _base(facts), facts.get("task")
     dense = sum(p.numel() * p.element_size() for p in model.parameters())
     about = f"A pruned {name}"
     if base:
@@ -66,16 +66,26 @@ def text(
 
 def _front(facts: Mapping[str, Any]) -> dict[str, Any]:
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["pinscher", "pruned", "sparse"]}
-    base = str(facts.get("base_model") or "")
-    if base and not base.startswith((".", "/", "pypi:")) and base.count("/") <= 1:
-        front["base_model"] = base  # a name on the hub, not somebody's folder
+    if (base := str(facts.get("base_model") or "")) and _is_on_hub(base):
+        front["base_model"] = base
     if facts.get("task"):
         front["tags"].append(str(facts["task"]))
     return front
 
 
+def _is_on_hub(base: str) -> bool:
+    """Whether a name is the hub's; not a package's, and not somebody's folder."""
+    return not base.startswith((".", "/", "~", "pypi:")) and base.count("/") <= 1 and not Path(base).exists()
+
+
+def _base(facts: Mapping[str, Any]) -> str:
+    """What the model was made from; of a folder only its name, since the way to it is nobody's business."""
+    base = str(facts.get("base_model") or "").removeprefix("pypi:")
+    return base if _is_on_hub(base) else Path(base).name
+
+
 def _title(facts: Mapping[str, Any], name: str) -> str:
-    base = Path(str(facts.get("base_model") or name)).name.removeprefix("pypi:")
+    base = Path(_base(facts) or name).name
     sparsity = f", {facts['sparsity']:.0%} pruned" if "sparsity" in facts else ""
     return f"{base}{sparsity}"
 

@@ -72,7 +72,7 @@ class Csr:
 
 
 class Delta:
-    """One byte of distance for each value, row after row: u32 bytes | distances | values; 255 skips 255 zeros."""
+    """One byte of distance for each value, row after row: varint count | distances | values; 255 skips 255 zeros."""
 
     number = 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
+from pinscher.store.calibration import importances
 from pinscher.store.payload import KEPT
 from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
 from pinscher.store.saving import KEEP, matrices, untied
@@ -19,15 +21,24 @@ from pinscher.store.saving import KEEP, matrices, untied
 INDEX = "matrices.json"
 
 
-def to_hf(model: Any, folder: Path, tokenizer: Any = None, wanted: dict[str, str] | None = None) -> Path:
+def to_hf(
+    model: Any,
+    folder: Path,
+    tokenizer: Any = None,
+    wanted: dict[str, str] | None = None,
+    calibration: Iterable[Mapping[str, Any]] | None = None,
+) -> Path:
     """A folder as transformers writes it, zeros and all; values rounded as the small file would have them.
 
     The model is not changed.
     """
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    for name, matrix in matrices(model).items():
-        place = state[name].data_ptr()
-        rounded = _rounded(state[name], (wanted or {}).get(matrix.role, KEEP), matrix.transposed)
+    known = matrices(model)
+    layers = [matrix.module for matrix in known.values() if matrix.role != "embedding"]
+    weights = {} if calibration is None else importances(model, calibration, layers)
+    for name, matrix in known.items():
+        place, how = state[name].data_ptr(), (wanted or {}).get(matrix.role, KEEP)
+        rounded = _rounded(state[name], how, matrix.transposed, weights.get(matrix.module))
         state |= {other: rounded for other, tensor in state.items() if tensor.data_ptr() == place}  # tied ones too
     with checkpoint.whole(folder) as fresh:
         model.save_pretrained(fresh, state_dict=state)
@@ -49,22 +60,22 @@ def to_scipy(model: Any, folder: Path, values: str = "int8") -> Path:
         for name, matrix in blocks.items():
             weight = state[name].detach().cpu()
             arrays = _csr(weight.T if matrix.transposed else weight, values)
-            np.savez_compressed(fresh / f"{name}.npz", allow_pickle=False, **arrays)
+            np.savez_compressed(fresh / f"{name}.npz", **arrays)
             index["matrices"][name] = {"file": f"{name}.npz", "transposed": matrix.transposed}
         rest = {name: _numpy(tensor) for name, tensor in state.items() if name not in blocks}
-        np.savez_compressed(fresh / "rest.npz", allow_pickle=False, **rest)
+        np.savez_compressed(fresh / "rest.npz", **rest)
         (fresh / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         model.config.save_pretrained(fresh)
     return folder
 
 
-def _rounded(weight: Tensor, how: str, transposed: bool) -> Tensor:
+def _rounded(weight: Tensor, how: str, transposed: bool, importance: Tensor | None) -> Tensor:
     if how == KEEP:
         return weight
     if how in KEPT:
         return weight.to(KEPT[how]).to(weight.dtype)
     rows = weight.T if transposed else weight
-    rounded = dequantize(*quantize(rows, how)).to(weight.dtype)
+    rounded = dequantize(*quantize(rows, how, importance)).to(weight.dtype)
     return rounded.T.contiguous() if transposed else rounded
 
 

@@ -201,11 +201,12 @@ def _write_config(model: Any, folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
-    for how in wanted.values():
-        if how not in (KEEP, *payload.VALUES):
-            raise InputError(f"unknown values {how!r}: there are {', '.join((*payload.VALUES, KEEP))}.")
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
-        raise InputError("the model still has gates on its weights: call pruner.finish() before it is stored.")
+    check_values(*wanted.values())
+    if name := next((name for name, module in model.named_modules() if parametrize.is_parametrized(module)), None):
+        raise InputError(
+            f"the weights of {name} are computed from others (a parametrization): call pruner.finish() if they have "
+            "pinscher's gates, else torch.nn.utils.parametrize.remove_parametrizations, before the model is stored."
+        )
     if not hasattr(model, "config"):
         raise InputError("only a transformers model can be stored: this one has no config.")
     for name, tensor in model.state_dict().items():
@@ -217,6 +218,13 @@ def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
         raise InputError(f"{folder} is a file: give a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
         raise InputError(f"{folder} holds something else: give a new folder, or empty this one.")
+
+
+def check_values(*names: str) -> None:
+    """Refuses what values cannot be stored as."""
+    for how in names:
+        if how not in (KEEP, *payload.VALUES):
+            raise InputError(f"unknown values {how!r}: there are {', '.join((*payload.VALUES, KEEP))}.")
 
 
 def is_ours(folder: Path) -> bool:

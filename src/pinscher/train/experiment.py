@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import shutil
@@ -306,9 +307,15 @@ def _check_prunable(plan: Plan, model: Any) -> None:
     if plan.pruning is None:
         return
     try:
-        find_sites(model, plan.pruning.target_modules, plan.pruning.exclude_modules)
+        sites = find_sites(model, plan.pruning.target_modules, plan.pruning.exclude_modules)
     except ValueError as error:
         raise InputError(str(error)) from None
+    total, zeros = sum(site.numel for site in sites), sum(site.zeros() for site in sites)
+    if zeros > math.ceil(plan.pruning.sparsity * total):  # the final count is rounded
+        raise InputError(
+            f"{plan.config.model} is already {zeros / total:.2%} sparse, more than was asked for: ask for at least as much, "
+            "or start from a denser model."
+        )
 
 
 def _last_checkpoint(folder: Path) -> str | None:

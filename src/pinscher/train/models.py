@@ -91,12 +91,26 @@ def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, ne
         settings["problem_type"] = "regression"
     try:
         with _hub_if_needed(place):
-            loaded = getattr(transformers, task.architecture).from_pretrained(place, **settings)
+            kind = getattr(transformers, task.architecture)
+            replaced = new_head and bool(getattr(config, "quantization_config", None))
+            loaded = _on_new_head(kind, place, settings) if replaced else kind.from_pretrained(place, **settings)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise unreachable(model, "model", error) from None
     if loaded.config.pad_token_id is None:
         loaded.config.pad_token_id = tokenizer.pad_token_id
     return loaded
+
+
+def _on_new_head(kind: Any, place: str, settings: dict[str, Any]) -> Any:
+    """A stored model's body under a fresh head: of a quantized file, transformers loads a head only as it was."""
+    config = transformers.AutoConfig.from_pretrained(place)
+    stored = getattr(transformers, config.architectures[0]).from_pretrained(place, dtype=settings["dtype"])
+    labels = {name: value for name, value in settings.items() if name not in ("dtype", "ignore_mismatched_sizes")}
+    config = transformers.AutoConfig.from_pretrained(place, **labels)
+    del config.quantization_config
+    fresh = kind.from_config(config, dtype=settings["dtype"])
+    fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # a pooler may be only in one
+    return fresh
 
 
 def _hub_if_needed(place: str) -> AbstractContextManager[None]:
