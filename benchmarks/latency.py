@@ -111,11 +111,11 @@ def compare(title: str, model: Any, sparsity: float | None, args: argparse.Names
     lines = [title, ""]
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
-        bench.prepare(model, None, files, [*NAMES, "onnxruntime"])
+        bench.prepare(model, None, files, [*NAMES, "onnxruntime"], print)
         # DeepSparse fuses by itself, and only what it knows: it gets the graph as it was before ONNX Runtime's fusion.
         plain = files / "onnx" / "plain.onnx"
         plain.rename(files / DEEPSPARSE["deepsparse"])
-        with bench.workers(NAMES, files, args.threads, print) as ready:
+        with bench.workers(NAMES, files, args.threads, bench.inputs_of(model, 1, 8), print) as ready:
             for batch, length in SHAPES:
                 if length > model.config.max_position_embeddings:
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,17 @@ def test_unknown_engines_are_refused():
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     with pytest.raises(InputError, match="the engine torch failed"):
         engines.start("torch", tmp_path, 1)
+
+
+def test_the_same_answer_of_a_regression_is_a_near_one():
+    wanted = [0.0, 1.0, 4.0, 5.0]
+    assert list(bench.are_close([0.09, 1.2, 4.0, 5.1], wanted)) == [True, False, True, True]
+
+
+def test_a_worker_may_say_a_lot():
+    talker = "import sys; sys.stderr.write('x' * 200000 + '\\nthe last word'); sys.exit(3)"
+    with pytest.raises(InputError, match="the engine talker failed: the last word"):
+        engines.Worker("talker", [sys.executable, "-c", talker])
 
 
 @pytest.fixture(scope="module")

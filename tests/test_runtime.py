@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pinscher.errors import InputError
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.families import FAMILIES
 from pinscher.runtime.sparse import SparseLinear
+from tiny_models import HEADS, VOCABULARY
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -178,7 +180,8 @@ def test_what_is_faster_dense_stays_dense():
     assert weights.density == 1
     assert choice.kind_of(weights, "int8") == choice.kind_of(weights, "fp32") == "dense"
     with pytest.warns(UserWarning, match="stays in PyTorch"):
-        assert pinscher.accelerate(model) is model
+        same = pinscher.accelerate(model)
+    assert torch.equal(same(**batch()).last_hidden_state, model(**batch()).last_hidden_state)
 
 
 def test_a_model_that_is_partly_dense():
@@ -234,13 +237,86 @@ def test_the_model_is_not_changed():
     wanted = model(**batch()).logits
     fast = pinscher.accelerate(model)
     assert fast is not model
-    assert fast.bert.embeddings.word_embeddings.weight is model.bert.embeddings.word_embeddings.weight
+    shared = model.bert.embeddings.word_embeddings.weight
+    assert fast.bert.embeddings.word_embeddings.weight.data_ptr() == shared.data_ptr()
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(model(**batch()).logits, wanted)
-    with pytest.raises(InputError, match="cannot be saved"):
-        fast.save_pretrained("x")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(parameter.requires_grad for parameter in fast.parameters())
+    fast.half()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    for refused in (fast.save_pretrained, fast.push_to_hub):
+        with pytest.raises(InputError, match="cannot be saved"):
+            refused("x")
+    with pytest.raises(InputError, match="cannot be changed"):
+        fast.set_input_embeddings(shared)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_precision(dtype):
+    model = model_of("bert")
+    wanted = model(**batch()).logits
+    for fast in (pinscher.accelerate(model_of("bert").to(dtype), mode="fp32"), pinscher.accelerate(model).to(dtype)):
+        found = fast(**batch(), output_hidden_states=True)
+        assert found.logits.dtype == found.hidden_states[0].dtype == dtype
+        assert torch.allclose(found.logits.float(), wanted, atol=0.05)
+
+
+def test_arguments_without_names_are_the_models_own():
+    ids, mask = batch(2, 6, padded=False)["input_ids"], torch.ones(2, 6, dtype=torch.long)
+    positions = torch.arange(9, 15).expand(2, 6)
+    for name, third in (("mpnet", positions), ("bert", torch.ones_like(ids)), ("roberta", torch.zeros_like(ids))):
+        model = model_of(name, hf.AutoModel)
+        fast = pinscher.accelerate(model, mode="fp32")
+        found, wanted = fast(ids, mask, third), model(ids, mask, third)
+        assert torch.allclose(found.last_hidden_state, wanted.last_hidden_state, atol=2e-5), name
+    model = model_of("distilbert", hf.AutoModel)
+    embeds = torch.randn(2, 6, 48)
+    found, wanted = pinscher.accelerate(model, mode="fp32")(None, mask, embeds), model(None, mask, embeds)
+    assert torch.allclose(found.last_hidden_state, wanted.last_hidden_state, atol=2e-5)
+
+
+def test_left_padding_where_distances_count():
+    model = model_of("mpnet", hf.AutoModel)
+    ids = batch(2, 8, padded=False)["input_ids"]
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0], [1] * 8])
+    ids[mask == 0] = model.config.pad_token_id
+    found = pinscher.accelerate(model, mode="fp32")(input_ids=ids, attention_mask=mask).last_hidden_state
+    wanted = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert torch.allclose(found[mask.bool()], wanted[mask.bool()], atol=2e-5)
+    with pytest.raises(InputError, match="not its inside"):
+        pinscher.accelerate(model)(input_ids=ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1]] * 2))
+
+
+def test_auto_looks_at_decoders_too():
+    torch.manual_seed(0)
+    model = pruned_(hf.AutoModelForCausalLM.from_config(DECODERS["llama"]))
+    usual = {module.matrix.kind for module in pinscher.accelerate(model).modules() if isinstance(module, SparseLinear)}
+    assert usual == {"i8"}
+    for layer in model.model.layers:  # features that stand out, as trained models have them
+        layer.mlp.down_proj.weight.data[3] *= 200
+        layer.self_attn.o_proj.weight.data[3] *= 200
+    fast = pinscher.accelerate(model)
+    kinds = [module.matrix.kind for module in fast.modules() if isinstance(module, SparseLinear)]
+    assert "f32" in kinds
+    ids = torch.randint(5, 99, (2, 30))
+    found, wanted = (some.base_model(ids).last_hidden_state for some in (fast, model))
+    assert (found - wanted).norm() / wanted.norm() < 0.03
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_architecture_runs(name):
+    model = pruned_(HEADS[name].make())
+    fast = pinscher.accelerate(model, mode="fp32")
+    inputs = {"input_ids": torch.randint(3, VOCABULARY, (2, 9))}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    found, wanted = fast(**inputs), model(**inputs)
+    for key in ("logits", "start_logits"):
+        if key in wanted:
+            assert torch.allclose(found[key], wanted[key], atol=1e-4)
 
 
 DECODERS = {
@@ -303,6 +379,29 @@ def test_loading_never_builds_dense_weights(tmp_path, monkeypatch):
     assert fast(**batch()).logits.isfinite().all()
 
 
+@pytest.mark.parametrize("values", ["int8", "fp32"])
+def test_matrices_are_read_one_at_a_time(values, tmp_path, monkeypatch):
+    pinscher.save_pretrained(model_of("bert"), tmp_path / "small", values=values)
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+
+    def watched(read: Any) -> Any:
+        def reading(*given: Any) -> Any:
+            nonlocal most
+            found = read(*given)
+            alive.add(found.codes if values == "int8" else found)
+            most = max(most, len(alive))
+            return found
+
+        return reading
+
+    from pinscher.store import payload
+
+    monkeypatch.setattr(payload, "unpack_rows", watched(payload.unpack_rows))
+    pinscher.load(tmp_path / "small")
+    assert 1 <= most <= 4  # queries, keys and values are one matrix, the last of the one before may linger
+
+
 def test_a_pipeline_takes_it():
     texts = ["a good film", "bad", "what a long and winding story that is"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in texts for word in text.split()})]
@@ -324,7 +423,9 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "attention_mask": torch.ones(2, 8)}, "shape"),
     ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "attention_mask": torch.ones(2, 1, 7, 7)}, "shape"),
     ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "token_type_ids": torch.zeros(2, 6).long()}, "token_type_ids"),
+    ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "token_type_ids": torch.zeros(2, 7)}, "float32"),
     ({"input_ids": torch.zeros(2, 7, dtype=torch.long), "output_attentions": True}, "output_attentions"),
+    ({"input_ids": [[1, 2]]}, "must be tensors, not list"),
 ]
 
 
@@ -367,8 +468,16 @@ def test_bad_wishes_are_refused(tmp_path: Path):
     model = model_of("bert")
     with pytest.raises(InputError, match="unknown mode"):
         pinscher.accelerate(model, mode="int3")
-    with pytest.raises(InputError, match="threads 0"):
-        pinscher.accelerate(model, threads=0)
+    for threads in (0, "2", 2.5, 60000):
+        with pytest.raises(InputError, match=f"threads {threads!r} is not possible"):
+            pinscher.accelerate(model, threads=threads)
+    for other in (None, "runs/rte"):
+        with pytest.raises(InputError, match="is no model"):
+            pinscher.accelerate(other)
+    broken = model_of("bert")
+    broken.bert.encoder.layer[1].output.dense.weight.data[0, 0] = float("nan")
+    with pytest.raises(InputError, match=r"layer\.1\.output\.dense: .*not finite"):
+        pinscher.accelerate(broken)
     with pytest.raises(InputError, match="nothing to make fast"):
         pinscher.accelerate(torch.nn.Linear(3, 3))
     with pytest.raises(InputError, match="runtimes"):
@@ -383,9 +492,12 @@ def test_bad_wishes_are_refused(tmp_path: Path):
         linear.c_fc(torch.zeros(2, 47))
 
 
-def test_without_native_code_the_model_itself_comes_back(monkeypatch):
+def test_without_native_code_a_plain_copy_comes_back(monkeypatch):
     from pinscher import native
 
     monkeypatch.setattr(native, "core", lambda: None)
-    model = model_of("bert")
-    assert pinscher.accelerate(model) is model
+    model = model_of("bert").train()
+    same = pinscher.accelerate(model)
+    assert model.training
+    assert not same.training
+    assert torch.equal(same(**batch()).logits, model.eval()(**batch()).logits)

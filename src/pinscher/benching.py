@@ -18,10 +18,11 @@ from pinscher import checkpoint, export
 from pinscher.errors import InputError
 from pinscher.runtime import bench
 from pinscher.runtime.engines import Worker
-from pinscher.train import scoring
+from pinscher.train import models, scoring
 from pinscher.train.evaluation import evaluate
 
 CALIBRATION = 256  # rows that the INT8 scales of other engines are measured on
+PROBE = 8  # tokens of an engine's first call
 SAMPLE = (16, 64)  # rows and tokens on which engines are compared if there is no task
 
 
@@ -49,23 +50,26 @@ def run(
 ) -> dict[str, Any]:
     """Measures, and writes OUTPUT/bench.json and bench.png; returns what the JSON holds."""
     source = export.load(place)
-    longest = getattr(source.model.config, "max_position_embeddings", 10**9)
-    if type(source.model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
-        raise InputError("bench compares encoders with a head for sequences, tokens or answers.")
     engines = bench.available(names)
+    longest = models.max_positions(source.model.config)
+    if "For" not in (kind := type(source.model).__name__) and "LMHead" not in kind:
+        raise InputError(f"{kind} has no head, so there are no answers to compare: bench a model that has one.")
+    shapes = tuple((batch, length) for batch, length in shapes if length <= longest)
+    if not shapes:
+        raise InputError(f"the model takes {longest} tokens: give a smaller --length.")
     run_folder = scoring.run_of(place)
     batches = export.calibration(source, CALIBRATION) if run_folder else None
     report: dict[str, Any] = {"model": place, "threads": threads, "latency": {}, "scores": {}}
     with tempfile.TemporaryDirectory() as files:
         say(f"preparing {', '.join(engines)}")
-        report["bytes"] = bench.prepare(source.model.eval(), source.tokenizer, Path(files), engines, batches)
-        with bench.workers(engines, Path(files), threads, say) as ready:
+        report["bytes"] = bench.prepare(source.model.eval(), source.tokenizer, Path(files), engines, say, batches)
+        probe = bench.inputs_of(source.model, 1, min(PROBE, longest))
+        with bench.workers(list(report["bytes"]), Path(files), threads, probe, say) as ready:
             for batch, length in shapes:
-                if length <= longest:
-                    title = f"batch {batch}, {length} tokens"
-                    say(title)
-                    inputs = bench.inputs_of(source.model, batch, length)
-                    report["latency"][title] = bench.measure(ready, inputs, seconds)
+                title = f"batch {batch}, {length} tokens"
+                say(title)
+                inputs = bench.inputs_of(source.model, batch, length)
+                report["latency"][title] = bench.measure(ready, inputs, seconds)
             report["memory"] = {name: worker.memory for name, worker in ready.items()}
             sample = bench.inputs_of(source.model, SAMPLE[0], min(SAMPLE[1], longest))
             report["agreement"] = bench.agreement(ready, [sample])
@@ -90,8 +94,12 @@ def _score(place: str, ready: dict[str, Worker], report: dict[str, Any], say: Ca
         report["scores"][name] = found.scores
         answers[name] = [answer for rows in found.answers.values() for answer in rows]
     for name, said in answers.items():
-        same = [a == b for a, b in zip(said, answers["torch"], strict=True)]
-        report["agreement"][name]["same"] = sum(same) / max(1, len(same))
+        wanted = answers["torch"]
+        if asked.task.kind == "regression":
+            same = list(bench.are_close(said, wanted))
+        else:
+            same = [a == b for a, b in zip(said, wanted, strict=True)]
+        report["agreement"][name]["same"] = float(sum(same)) / max(1, len(same))
 
 
 def show(report: dict[str, Any], console: Console) -> None:

@@ -25,6 +25,7 @@ from pinscher.store import onnx, saving
 SHAPES = tuple((batch, length) for batch in (1, 8) for length in (32, 128, 384))
 LEAST, MOST, CALLS = 4, 20, 2  # rounds, and calls of an engine in each that count
 PAUSE = 0.1  # seconds
+CLOSE = 0.02  # of the range of a regression's answers: nearer ones are the same
 AGREE = 0.995  # of the answers must be torch's for an engine to be recommended
 
 
@@ -40,8 +41,10 @@ def available(wanted: list[str] | None = None) -> list[str]:
     return [n for n in engines.BUILD if n not in engines.PACKAGES or importlib.util.find_spec(engines.PACKAGES[n])]
 
 
-def prepare(model: Any, tokenizer: Any, folder: Path, names: list[str], batches: Any = None) -> dict[str, int]:
-    """Writes what the engines read; gives each engine's bytes on disk."""
+def prepare(
+    model: Any, tokenizer: Any, folder: Path, names: list[str], say: Callable[[str], None], batches: Any = None
+) -> dict[str, int]:
+    """Writes what the engines read; gives the bytes on disk of every engine that can have the model."""
     wanted = {engines.FILES[name] for name in names}
     if "plain" in wanted:
         model.save_pretrained(folder / "plain")
@@ -50,8 +53,12 @@ def prepare(model: Any, tokenizer: Any, folder: Path, names: list[str], batches:
             saving.save_pretrained(model, folder / name, values=values)
     if any(path.startswith("onnx") for path in wanted):
         (folder / "onnx").mkdir()
-        onnx.export(model, folder / "onnx", tokenizer, task_batches=batches)
-        _fuse(model, folder / "onnx")
+        try:
+            onnx.export(model, folder / "onnx", tokenizer, task_batches=batches)
+            _fuse(model, folder / "onnx")
+        except InputError as error:
+            say(f"without ONNX: {error}")
+            names = [name for name in names if not engines.FILES[name].startswith("onnx")]
     return {name: _size(folder / engines.FILES[name]) for name in names}
 
 
@@ -102,19 +109,22 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def workers(names: list[str], files: Path, threads: int, say: Callable[[str], None]) -> Iterator[dict[str, Worker]]:
-    """The engines, ready; one that cannot start is named and left out, unless it is torch."""
+def workers(
+    names: list[str], files: Path, threads: int, probe: Arrays, say: Callable[[str], None]
+) -> Iterator[dict[str, Worker]]:
+    """The engines, ready; one that cannot start or answer the probe is named and left out, unless it is torch."""
     with ExitStack() as stack:
         ready: dict[str, Worker] = {}
         for name in names:
             try:
-                ready[name] = engines.start(name, files, threads)
+                worker = engines.start(name, files, threads)
+                stack.callback(worker.close)
+                worker.run(probe)  # torch.compile compiles only now
+                ready[name] = worker
             except InputError as error:
                 if name == "torch":
                     raise
                 say(str(error))
-                continue
-            stack.callback(ready[name].close)
         yield ready
 
 
@@ -162,9 +172,15 @@ def agreement(ready: dict[str, Worker], batches: list[Arrays]) -> dict[str, dict
     found = {}
     for name, parts in said.items():
         got = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
-        same = got.argmax(-1) == wanted.argmax(-1)
+        same = are_close(got, wanted) if wanted.shape[-1] == 1 else got.argmax(-1) == wanted.argmax(-1)
         found[name] = {"same": float(same.mean()), "largest_difference": float(np.abs(got - wanted).max())}
     return found
+
+
+def are_close(got: Any, wanted: Any) -> Any:
+    """Which numbers are the same answer of a regression."""
+    wanted = np.asarray(wanted, float)
+    return np.abs(np.asarray(got, float) - wanted) <= CLOSE * np.ptp(wanted)
 
 
 def advice(report: dict[str, Any]) -> str:

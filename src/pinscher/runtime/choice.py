@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pinscher import native
+from pinscher.errors import InputError
 from pinscher.runtime.encoder import Layers, embedded, native_layers
 from pinscher.runtime.families import Family
 from pinscher.runtime.kernels import Weights
 
+Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
 MODES = ("auto", "int8", "fp32")
 # The density from which on a dense product is as fast, on the slower of the shapes that benchmarks/latency.py times. A
 # table, not a measurement at every start: the same model must give the same outputs every time. 0: fp32 is faster.
@@ -32,59 +36,93 @@ def kind_of(weights: Weights, mode: str) -> str:
     return kind if weights.density < limits[kind] else "dense"
 
 
-def chosen_layers(base: Any, family: Family, layers: list[list[Weights]], mode: str, threads: int) -> Layers:
-    """The native layers of a base model, each matrix as the kind that suits it."""
-    kinds = [[kind_of(weights, mode) for weights in layer] for layer in layers]
-    packed = [[w.pack(kind) for w, kind in zip(*pair, strict=True)] for pair in zip(layers, kinds, strict=True)]
+def packed_as(name: str, weights: Lazy, mode: str) -> Any:
+    """A matrix in the kernels' layout; only its own numbers are in memory meanwhile."""
+    try:
+        found = weights()
+        return found.pack(kind_of(found, mode))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]], mode: str, threads: int) -> Layers:
+    """The native layers of a base model; each matrix, named and read in its turn, as the kind that suits it."""
+    flat = [one for layer in layers for one in layer]
+    packed = [packed_as(name, weights, mode) for name, weights in flat]
+
+    def made_of(matrices: list[Any]) -> Layers:
+        some = iter(matrices)
+        return native_layers(base, family, [[next(some) for _ in layer] for layer in layers], threads)
+
     if mode == "auto":
-        _mend_(base, family, layers, kinds, packed, threads)
-    return native_layers(base, family, packed, threads)
+        sample = _sample(base)
+        with torch.no_grad():
+            hidden = embedded(base, sample, None, None, None).float()
+        shape = (1, sample.shape[1])
+        mend_(packed, [weights for _, weights in flat], lambda mixed: made_of(mixed)(hidden, [], shape, None, False)[0])
+    return made_of(packed)
 
 
-def _mend_(
-    base: Any,
-    family: Family,
-    layers: list[list[Weights]],
-    kinds: list[list[str]],
-    packed: list[list[Any]],
-    threads: int,
-) -> None:
+def mend_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Tensor]) -> None:
     """Replaces int8 matrices by fp32 ones until the hidden states of a sample are off by LIMIT at most.
 
-    What is compared is the last hidden state of random tokens, as a whole and, if it is too far off, with one matrix
-    of int8 at a time; those that hurt most go first.
+    They are compared with int8 in all places and, if that is too far off, in one place at a time; the matrices that
+    hurt most go first.
+
+    Args:
+        packed: the model's matrices.
+        weights: where each comes from.
+        hidden: the last hidden states of the sample, with these matrices.
     """
-    sample = _sample(base)
-    places = [(i, j) for i, layer in enumerate(kinds) for j, kind in enumerate(layer) if kind == "int8"]
-    exact = [[m if k != "int8" else w.pack("fp32") for w, k, m in zip(*row, strict=True)]
-             for row in zip(layers, kinds, packed, strict=True)]  # fmt: skip
-    wanted = _hidden(base, family, exact, threads, sample)
-
-    def off(mixed: list[list[Any]]) -> float:
-        return float((_hidden(base, family, mixed, threads, sample) - wanted).norm() / wanted.norm())
-
-    if not places or off(packed) <= LIMIT:
+    places = [number for number, matrix in enumerate(packed) if matrix.kind == "i8"]
+    if not places:
         return
-    alone = {}
-    for i, j in places:
-        mixed = [list(layer) for layer in exact]
-        mixed[i][j] = packed[i][j]
-        alone[i, j] = off(mixed)
-    for i, j in sorted(places, key=lambda place: -alone[place]):
-        packed[i][j] = exact[i][j]
+    exact = list(packed)
+    for number in places:
+        exact[number] = weights[number]().pack("fp32")
+    wanted = hidden(exact)
+
+    def off(mixed: list[Any]) -> float:
+        return float((hidden(mixed) - wanted).norm() / wanted.norm())
+
+    if off(packed) <= LIMIT:
+        return
+    alone = {number: off([*exact[:number], packed[number], *exact[number + 1 :]]) for number in places}
+    for number in sorted(places, key=lambda number: -alone[number]):
+        packed[number] = exact[number]
         if off(packed) <= LIMIT:
             return
 
 
+def mend_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:
+    """The same for a model whose matrices are SparseLinear modules: the whole of it is run."""
+    sample = _sample(model.base_model)
+    inputs = {"input_ids": sample}
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = sample
+
+    def hidden(mixed: list[Any]) -> Tensor:
+        for linear, matrix in zip(linears, mixed, strict=True):
+            linear.matrix = matrix
+        with torch.no_grad():
+            found: Tensor = model.base_model(**inputs)[0]
+        return found.float()
+
+    packed = [linear.matrix for linear in linears]
+    mend_(packed, weights, hidden)
+    for linear, matrix in zip(linears, packed, strict=True):
+        linear.matrix = matrix
+
+
+def reads_tokens(model: Any) -> bool:
+    """Whether a sample for a model can be made here."""
+    takes = inspect.signature(model.base_model.forward).parameters
+    return "input_ids" in takes and hasattr(model.config.get_text_config(), "vocab_size")
+
+
 def _sample(base: Any) -> Tensor:
-    """Embeddings of random tokens, always the same."""
+    """Random tokens [1, some], always the same."""
     generator = torch.Generator().manual_seed(0)
-    longest = min(SAMPLE, base.config.max_position_embeddings - 2)
-    ids = torch.randint(0, base.config.vocab_size, (1, max(1, longest)), generator=generator)
-    with torch.no_grad():
-        return embedded(base, ids, None, None, None).float()
-
-
-def _hidden(base: Any, family: Family, packed: list[list[Any]], threads: int, sample: Tensor) -> Tensor:
-    found: Tensor = native_layers(base, family, packed, threads)(sample, [], (1, sample.shape[1]), None, False)[0]
-    return found
+    config = base.config.get_text_config()
+    longest = min(SAMPLE, (getattr(config, "max_position_embeddings", None) or SAMPLE + 2) - 2)
+    return torch.randint(0, config.vocab_size, (1, max(1, longest)), generator=generator)

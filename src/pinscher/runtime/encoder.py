@@ -85,7 +85,13 @@ def _flat(index: Tensor) -> Tensor:
 class FastEncoder:
     """Mixed into a copy of a base model (BertModel, …), whose pooler stays torch's."""
 
-    def forward(
+    takes: tuple[str, ...]  # the arguments of the model's own forward, in their order
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """As the model's own; see transformers."""
+        return self._run(**dict(zip(self.takes, given, strict=False)), **named)
+
+    def _run(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -96,9 +102,9 @@ class FastEncoder:
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """As the model's own; see transformers."""
         me: Any = self
-        if refused := [name for name in REFUSED if others.get(name) not in (None, False)]:
+        asked = {"output_attentions": me.config.output_attentions} | others
+        if refused := [name for name in REFUSED if asked.get(name) not in (None, False)]:
             raise InputError(f"the sparse runtime has no {refused[0]}: call the model it was made from.")
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds.")
@@ -113,11 +119,12 @@ class FastEncoder:
             else:
                 hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
             last, states = me.fast_layers(hidden, indices, shape, mask, bool(every))
+            last = last.to(me.dtype)
             fields = {"last_hidden_state": last}
             if (pooler := getattr(me, "pooler", None)) is not None:
                 fields["pooler_output"] = pooler(last)
             if states is not None:
-                fields["hidden_states"] = states
+                fields["hidden_states"] = tuple(state.to(me.dtype) for state in states)
             found = me.result_class(**fields)
         return found if as_dict else found.to_tuple()
 
@@ -141,14 +148,19 @@ def _indices(base: Any, ids: Tensor, types: Tensor | None) -> list[Tensor]:
         positions = torch.arange(ids.shape[1]).expand(ids.shape)
     if not _typed(base):
         return [ids, positions]
-    if types is not None and types.shape != ids.shape:
-        raise InputError(f"token_type_ids have shape {list(types.shape)}, input_ids {list(ids.shape)}.")
-    return [ids, positions, torch.zeros_like(ids) if types is None else types]
+    if types is None:
+        return [ids, positions, torch.zeros_like(ids)]
+    if types.is_floating_point() or types.shape not in (ids.shape, (1, ids.shape[1])):
+        raise InputError(
+            f"token_type_ids have shape {list(types.shape)} and type {types.dtype}, input_ids {list(ids.shape)}."
+        )
+    return [ids, positions, types.expand(ids.shape)]
 
 
 def _shape(ids: Tensor | None, given: Tensor | None, longest: int) -> tuple[int, int]:
     some, dimensions = (ids, 2) if ids is not None else (given, 3)
-    assert some is not None
+    if not isinstance(some, Tensor):
+        raise InputError(f"the inputs must be tensors, not {type(some).__name__}.")
     if some.dim() != dimensions or (ids is not None and ids.is_floating_point()):
         raise InputError(f"inputs of {some.dim()} dimensions and type {some.dtype} are not what the model takes.")
     if some.shape[1] > longest:
@@ -164,8 +176,10 @@ def _checked(mask: Tensor | None, shape: tuple[int, int], whole: bool) -> Tensor
             f"attention_mask has shape {list(mask.shape)}; the sparse runtime takes one number for each token, "
             f"{list(shape)}."
         )
-    if whole and bool((mask.bool()[:, 1:] & ~mask.bool()[:, :-1]).any()):
-        raise InputError("this model knows how far tokens are apart: the mask may only hide the end of a row.")
+    if whole and bool((mask.bool().int().diff(dim=1, prepend=torch.zeros(len(mask), 1)) > 0).sum(1).gt(1).any()):
+        raise InputError(
+            "this model knows how far tokens are apart: the mask may hide the ends of a row, not its inside."
+        )
     return mask
 
 

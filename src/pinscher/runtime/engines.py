@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -155,7 +156,8 @@ class Worker:
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe that nobody reads would fill up)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
@@ -177,12 +179,15 @@ class Worker:
         return answer[0]["seconds"], answer[1]
 
     def _fail(self) -> None:
-        said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+        self._process.wait()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
         raise InputError(f"the engine {self.name} failed: {said[-1] if said else 'it ended without a word'}")
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._said.close()
 
 
 def start(name: str, files: Path, threads: int) -> Worker:

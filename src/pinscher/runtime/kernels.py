@@ -12,6 +12,7 @@ from pinscher import native
 from pinscher.errors import InputError
 from pinscher.store.quantize import Quantized, quantize
 
+MOST_THREADS = 1024  # far beyond that OpenMP ends the process, since the system refuses
 KINDS = ("int8", "fp32", "dense")
 
 
@@ -27,8 +28,8 @@ def threads_of(threads: int | None) -> int:
     """As many threads as were asked for, or as torch uses."""
     if threads is None:
         return torch.get_num_threads()
-    if threads < 1:
-        raise InputError(f"threads {threads} is not possible: give 1 or more.")
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"threads {threads!r} is not possible: give a number from 1 to {MOST_THREADS}.")
     return threads
 
 

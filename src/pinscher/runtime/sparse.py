@@ -7,10 +7,12 @@ SparseLinear modules, and everything else, caches and `generate()` included, sta
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pinscher import native
@@ -32,6 +34,8 @@ class SparseLinear(nn.Module):
         self.matrix, self.threads = matrix, threads
         self.in_features, self.out_features = matrix.columns, matrix.rows
         self.bias = None if bias is None else bias.detach().float()
+        # Some models look at the type or shape of a weight before they multiply; there is nothing in this one.
+        self.weight = torch.empty(matrix.rows, matrix.columns, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -50,8 +54,8 @@ class SparseLinear(nn.Module):
 def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) -> Any:
     """A copy of a pruned model that runs fast on a CPU; the same call, the same outputs, for inference only.
 
-    The model is not changed; embeddings and head are shared with it. Without pinscher's native code, or if it has too
-    few zeros to gain, the model itself comes back.
+    The model is not changed; the copy shares the memory of its embeddings and head. Without pinscher's native code, or
+    if there are too few zeros to gain, the copy is a plain one.
 
     Args:
         model: a transformers model with zeros in the matrices of its blocks.
@@ -64,17 +68,25 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     """
     if mode not in choice.MODES:
         raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{type(model).__name__} is no model: load one with transformers, or see pinscher.load.")
+    count = kernels.threads_of(threads)
     if native.core() is None:
-        return model
+        return _twin(model)
     names = [matrix.module for matrix in matrices(model).values() if matrix.role == "matrix"]
     if not names:
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
     if all(choice.kind_of(weights_of(model, name), mode) == "dense" for name in names):
         warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)
-        return model.eval()
-    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    fast = copy.deepcopy(model, shared)
-    return assemble(fast, lambda name: weights_of(model, name), mode, kernels.threads_of(threads))
+        return _twin(model)
+    return assemble(_twin(model), lambda name: weights_of(model, name), mode, count)
+
+
+def _twin(model: Any) -> Any:
+    """A copy for inference that shares the memory of the weights; what is done to it is not done to the model."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, shared).eval()
 
 
 def weights_of(model: Any, name: str) -> Weights:
@@ -86,18 +98,23 @@ def weights_of(model: Any, name: str) -> Weights:
 def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
     """Puts native parts into a model that is ours to change; `source` gives the matrices."""
     family = family_of(model)
+    model.eval()
+    model.requires_grad_(False)
     if family is not None:
         _use_layers_(model, family, source, mode, threads)
     else:
         _use_linears_(model, source, mode, threads)
-    model.eval()
-    model.requires_grad_(False)
-    model.save_pretrained = _refuse_to_save
+    model.save_pretrained = model.push_to_hub = _refuse_to_save
+    model.set_input_embeddings = _refuse_to_change
     return model
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> None:
     raise InputError("an accelerated model cannot be saved: save the one it was made from (pinscher.save_pretrained).")
+
+
+def _refuse_to_change(*_: Any, **__: Any) -> None:
+    raise InputError("an accelerated model cannot be changed: change the one it was made from, and accelerate it anew.")
 
 
 def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads: int) -> None:
@@ -107,13 +124,14 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     prefix = next(name for name, module in model.named_modules() if module is base)
     stem = ".".join(part for part in (prefix, family.layers) if part)
     layers = [
-        [kernels.stacked([source(f"{stem}.{number}.{name}") for name in names]) for names in family.products]
+        [_lazily(source, [f"{stem}.{number}.{name}" for name in names]) for names in family.products]
         for number in range(len(base.get_submodule(family.layers)))
     ]
     base.fast_layers = choice.chosen_layers(base, family, layers, mode, threads)
     delattr(base, family.layers.partition(".")[0])
     config = base.config
     traits = {
+        "takes": tuple(inspect.signature(type(base).forward).parameters)[1:],
         "needs_whole": config.model_type == "mpnet",
         "longest": config.max_position_embeddings
         - (base.embeddings.padding_idx + 1 if config.model_type in SHIFTED else 0),
@@ -122,9 +140,21 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     base.__class__ = type(type(base).__name__, (FastEncoder, type(base)), traits)
 
 
+def _lazily(source: Source, names: list[str]) -> tuple[str, choice.Lazy]:
+    """Matrices with the same inputs as one, read when it is asked for; and what to call it."""
+    return " + ".join(names), lambda: kernels.stacked([source(name) for name in names])
+
+
 def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
-    for name in [m.module for m in matrices(model).values() if m.role == "matrix"]:
-        weights = source(name)
-        matrix = weights.pack(choice.kind_of(weights, mode))
+    if mode == "auto" and not choice.reads_tokens(model):
+        mode = "fp32"  # what int8 would cost cannot be seen
+    names = [m.module for m in matrices(model).values() if m.role == "matrix"]
+    some = [_lazily(source, [name]) for name in names]
+    linears = []
+    for name, (title, weights) in zip(names, some, strict=True):
+        matrix = choice.packed_as(title, weights, mode)
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, SparseLinear(matrix, model.get_submodule(name).bias, threads))
+        linears.append(SparseLinear(matrix, model.get_submodule(name).bias, threads))
+        setattr(model.get_submodule(parent), child, linears[-1])
+    if mode == "auto":
+        choice.mend_linears_(model, linears, [weights for _, weights in some])

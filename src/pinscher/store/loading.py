@@ -55,7 +55,8 @@ class PinscherQuantizer(HfQuantizer):
     def validate_environment(self, *_: Any, **__: Any) -> None:
         version = getattr(self.quantization_config, "version", None)
         if version != VERSION:
-            raise InputError(f"the model has format version {version!r}, this pinscher reads {VERSION}: update pinscher.")
+            known = f"this pinscher reads {VERSION}: update pinscher."
+            raise InputError(f"the model has format version {version!r}, {known}")
         if not self.pre_quantized:
             raise InputError("the model is not stored in pinscher's format: pinscher.save_pretrained stores it so.")
 
@@ -100,8 +101,8 @@ def _check_fits(stored: Stored, name: str, wanted: Tensor) -> None:
     is_float = found.scaled or found.dtype.is_floating_point if found else raw.is_floating_point()
     if shape != tuple(wanted.shape):
         raise InputError(
-            f"{name} is stored as {list(shape)}, the model to load has {list(wanted.shape)}. For a head of another size "
-            "load the model as it is and replace its head, or fine-prune it with --new-head."
+            f"{name} is stored as {list(shape)}, the model to load has {list(wanted.shape)}. For a head of another "
+            "size load the model as it is and replace its head, or fine-prune it with --new-head."
         )
     if is_float != wanted.is_floating_point():
         raise InputError(f"{name} is stored in another type than the model has.")

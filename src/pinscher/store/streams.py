@@ -3,7 +3,7 @@
 The entropy coder is pcodec's: tANS over bins it chooses itself, written in Rust, maintained, with a stable format. A
 stream is chunks of pages in its "wrapped" form. What was compared with it, and how: docs/format.md.
 
-    stream   varint count | then, if count > 0: u8 kind | varint bytes | for each chunk its meta and pages as pcodec writes them
+    stream   varint count | then, if count > 0: u8 kind | varint bytes | each chunk's meta and pages, as pcodec has them
 
 A Reader never goes past its end and never makes room for more numbers than the caller allows.
 """

@@ -313,8 +313,8 @@ def _check_prunable(plan: Plan, model: Any) -> None:
     total, zeros = sum(site.numel for site in sites), sum(site.zeros() for site in sites)
     if zeros > math.ceil(plan.pruning.sparsity * total):  # the final count is rounded
         raise InputError(
-            f"{plan.config.model} is already {zeros / total:.2%} sparse, more than was asked for: ask for at least as much, "
-            "or start from a denser model."
+            f"{plan.config.model} is already {zeros / total:.2%} sparse, more than was asked for: ask for at "
+            "least as much, or start from a denser model."
         )
 
 

@@ -54,11 +54,13 @@ def load_tokenizer(model: str) -> Any:
 
 def max_tokens(model: str, tokenizer: Any) -> int:
     """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
-    config = load_config(model)
+    return int(min(tokenizer.model_max_length, max_positions(load_config(model))))
+
+
+def max_positions(config: Any) -> int:
+    """How many tokens a model has positions for."""
     positions = getattr(config, "max_position_embeddings", None) or NO_LIMIT
-    if config.model_type in COUNT_FROM_PADDING:
-        positions -= (config.pad_token_id or 0) + 1
-    return int(min(tokenizer.model_max_length, positions))
+    return int(positions - (config.pad_token_id or 0) - 1 if config.model_type in COUNT_FROM_PADDING else positions)
 
 
 def width(model: str) -> int:
