@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -80,6 +81,16 @@ def test_every_setting_is_a_flag(command):
     assert all(flag in out for flag in ("--config", "--resume", "--dry-run"))
 
 
+def test_help_cuts_nothing_on_a_narrow_terminal(tmp_path):
+    environment = {**os.environ, "COLUMNS": "80"}
+    for words in (["prune", "--help"], ["prune", "--recipe", "list"], ["eval", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pinscher", *words], env=environment, cwd=tmp_path, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "…" not in done.stdout.replace("mlflow, …", "")
+
+
 def test_the_version_and_the_commands(command):
     import pinscher
 
@@ -99,6 +110,8 @@ def test_recipes_cover_every_cell_of_the_paper(command):
     code, out, _ = command("prune", "--recipe", "list")
     assert code == 0
     assert out.count("paper/") == len(recipes.RECIPES) == 8 * 4 + 4 + 2 + 3 + 6 + 6
+    shown = {line.split()[0] for line in out.splitlines()[1:]}
+    assert shown == set(recipes.RECIPES)
     for name, settings in recipes.RECIPES.items():
         config = RunConfig.from_dict({**settings, "recipe": name})
         assert config.task in TASKS
@@ -224,8 +237,27 @@ def test_no_network(command, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(command, sst2, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    said = complaint(command("prune", *sst2, *SHORT, "--output", "file/run"))
-    assert "cannot write" in said
+    for place in ("file/run", "file", "/proc/run"):
+        said = complaint(command("prune", *sst2, *SHORT, "--output", place))
+        assert f"cannot write {place}" in said
+    assert command("prune", *sst2, *SHORT, "--output", "run")[0] == 0
+    assert "cannot write file" in complaint(command("eval", "run", "--output", "file"))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--train-file nosuch.csv", "--target-modules nosuch", "--report-to steam", "--report-to mlflow"]
+)
+def test_a_mistake_costs_nobody_an_earlier_run(command, sst2, tmp_path, wrong):
+    flags = ["prune", *sst2, *SHORT, "--output", "out"]
+    assert command(*flags)[0] == 0
+    before = (tmp_path / "out" / "model" / "model.safetensors").read_bytes()
+    complaint(command(*flags, *wrong.split(), "--overwrite"))
+    assert (tmp_path / "out" / "model" / "model.safetensors").read_bytes() == before
+    complaint(command(*flags[:-1], "new", *wrong.split()))
+    assert not (tmp_path / "new").exists()
+    if "modules" in wrong:
+        assert "nothing to prune" in complaint(command(*flags[:-1], "new", *wrong.split(), "--dry-run"))
+        assert "nothing to prune" in complaint(command(*flags[:-1], "new", *wrong.split(), "--target-size", "1MB"))
 
 
 @pytest.mark.parametrize("failure", ["OSError", "safetensors"])
@@ -323,24 +355,18 @@ def test_a_term_signal_saves_and_the_resumed_run_is_the_same(sst2, tmp_path):
     assert steps[0] == steps[1]
 
 
-def test_two_processes(sst2, tmp_path):
-    """torchrun with DDP on two gloo processes: one writer, one log."""
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "0",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "pinscher",
-        "prune",
-    ]
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run --nproc-per-node 2 --master-port 0 --rdzv-backend c10d "
+    "--rdzv-endpoint localhost:0",
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no --main_process_port 0",  # without a GPU these are two processes on the CPU
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes(launcher, sst2, tmp_path):
+    """DDP on two gloo processes: one writer, one log."""
+    launch = [sys.executable, "-m", *LAUNCHERS[launcher].split(), "-m", "pinscher", "prune"]
     flags = [
         *sst2,
         "--max-steps",
@@ -383,6 +409,38 @@ def test_eval_of_anyones_checkpoint(command, sst2, tmp_path):
     assert lines[0] == "index\tprediction"
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
     assert "--task" in complaint(command("eval", "./theirs"))
+    assert "--batch-size" in complaint(command("eval", "./theirs", *sst2[2:], "--batch-size", "-3"))
+    assert "--test-rows" in complaint(command("eval", "./theirs", *sst2[2:], "--rows", "0"))
+    assert "it has no classifier" in complaint(command("eval", str(sst2[1]), *sst2[2:]))
+
+
+def test_eval_knows_labels_in_any_order_and_writing(command, sst2, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(sst2[1], num_labels=2)
+    model.classifier.weight.data.zero_()
+    found = {}
+    for name, labels in {"plain": "negative positive", "turned": "POSITIVE NEGATIVE", "other": "good bad"}.items():
+        model.classifier.bias.data = torch.tensor([0.0, 1.0] if name == "plain" else [1.0, 0.0])  # always positive
+        model.config.id2label = dict(enumerate(labels.split()))
+        model.config.label2id = {label: i for i, label in enumerate(labels.split())}
+        model.save_pretrained(tmp_path / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(sst2[1]) / file, tmp_path / name)
+        found[name] = command("eval", f"./{name}", *sst2[2:], "--output", f"said-{name}")
+    assert "which is which is not known" in complaint(found["other"])
+    plain, turned = ((tmp_path / f"said-{name}" / "SST-2.tsv").read_text() for name in ("plain", "turned"))
+    assert plain == turned
+    assert {line.split("\t")[1] for line in plain.splitlines()[1:]} == {"1"}
+    flags = [*sst2, *SHORT, "--objective", "knowledge-distillation", "--teacher", "./turned", "--output", "out"]
+    assert "in the same order" in complaint(command("prune", *flags))
+
+
+def test_an_interrupted_run_says_so(command, sst2, tmp_path):
+    assert command("prune", *sst2, *SHORT, "--output", "out")[0] == 0
+    shutil.rmtree(tmp_path / "out" / "model")
+    assert "--resume out" in complaint(command("eval", "out"))
+    assert "no others" in complaint(command("prune", "--resume", "out", "--dry-run"))
 
 
 def test_a_run_that_split_off_its_own_test_is_evaluated_on_the_same_rows(command, sst2, tmp_path):

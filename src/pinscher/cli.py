@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import inspect
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from pinscher.train.config import RunConfig
     from pinscher.train.showing import Stored
 
+WIDE = 100  # columns; in fewer the coloured help would cut the flags' names
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="rich" if shutil.get_terminal_size().columns >= WIDE else None,
     help="Fine-tune a transformer while pruning it, then store it small and run it fast on a CPU.",
 )
 console, complaints = Console(), Console(stderr=True)
@@ -102,7 +105,7 @@ def prune(
     _hush()
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     if resume is not None:
-        if given or config is not None:
+        if given or config is not None or dry_run:
             raise InputError("--resume continues a run with its own settings: give no others.")
         settings = experiment.config_of(resume)
         if experiment.is_finished(resume):
@@ -125,17 +128,16 @@ def prune(
 
 def _sized(settings: RunConfig, screen: Console) -> RunConfig:
     """The same run with the sparsity that makes the small file fit."""
-    from pinscher.prune import find_sites
     from pinscher.store import budget
     from pinscher.train import models, plan
 
     size = budget.parse(str(settings.target_size))
     made = plan.make(settings)
     model = models.load_model(settings.model, made.task, made.labels, made.tokenizer, settings.new_head)
-    patterns = tuple(settings.target_modules) or None, tuple(settings.exclude_modules) or None
-    prunable = {f"{site.name}.{site.parameter}" for site in find_sites(model, *patterns)}
+    prunable = {f"{site.name}.{site.parameter}" for site in plan.sites_of(settings, model)}
     sparsity = budget.sparsity_for(size, model, prunable)
     doubt = ": expect much of the quality to go with it" if sparsity > BOLD else ""
+    doubt = doubt or (": nothing has to be pruned, the run is dense" if sparsity == 0 else "")
     screen.print(f"{settings.target_size} needs a sparsity of {sparsity:.1%}{doubt}", highlight=False)
     return dataclasses.replace(settings, sparsity=sparsity)
 
@@ -285,7 +287,7 @@ def evaluate(
         "beams": beams,
         "bleurt": bleurt,
     }
-    settings = {name: value for name, value in told.items() if value}
+    settings = {name: value for name, value in told.items() if value not in (None, [])}
     found = scoring.score(model, settings, split=split, batch_size=batch_size, output=output)
     showing.scores(console, found)
 

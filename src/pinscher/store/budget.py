@@ -15,6 +15,7 @@ from pinscher.store.saving import matrices, untied
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 ENTRY = 120  # bytes of the file's header for each tensor: its name, type, place and checksum
 MATRIX = 60  # bytes of a packed matrix beyond its entropy; its streams start and end, and small ones model worse
+RESERVE = 1.01  # training changes what is packed
 SAMPLE = 1 << 20  # weights that are packed to see what one takes
 
 
@@ -70,11 +71,12 @@ def sparsity_for(size: int, model: nn.Module, prunable: set[str]) -> float:
 
 
 def _sample(weights: list[Tensor]) -> Tensor:
-    """Some rows of each matrix, cut to the narrowest, at most SAMPLE weights in all."""
+    """Some rows of each matrix, from all over it, cut to the narrowest; at most SAMPLE weights in all."""
     columns = min(weight.shape[1] for weight in weights)
     rows = max(1, SAMPLE // (columns * len(weights)))
-    return torch.cat([weight[:rows, :columns].detach().float().cpu() for weight in weights])
+    spread = [weight[:: max(1, -(-len(weight) // rows)), :columns] for weight in weights]
+    return torch.cat([some.detach().float().cpu() for some in spread])
 
 
 def _bytes_a_weight(sample: Tensor) -> float:
-    return len(payload.pack(sample, "int8", codecs=("entropy",), search=False)) / sample.numel()
+    return RESERVE * len(payload.pack(sample, "int8", codecs=("entropy",))) / sample.numel()

@@ -25,7 +25,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from pinscher import __version__, checkpoint
 from pinscher.errors import InputError
-from pinscher.prune import find_sites, sparsity
+from pinscher.prune import sparsity
 from pinscher.train import models
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
@@ -70,27 +70,36 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     """
     folder = config.folder
     if not resume:
+        check_place(folder)
         _refuse_existing(folder, config.overwrite)
-    dense, teacher = None, None
-    if config.baseline or (config.objective == "knowledge-distillation" and config.teacher is None):
-        dense = _dense_run(config, resume, console)
-        if dense.status != "finished":
-            return dataclasses.replace(dense, folder=folder)
-        teacher = str(dense.folder / "model")
     plan = planning.make(config)
     if resume:
         _check_same(plan, folder, console)
-    transformers.set_seed(config.seed)
-    model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
+    model = _fresh_model(plan)
     _check_prunable(plan, model)
+    if config.teacher is not None:
+        models.check_order(config.teacher, plan.labels)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
         _start_folder(plan, folder, resume)
     processes().wait_for_everyone()
+    dense, teacher = None, config.teacher
+    if config.baseline or (config.objective == "knowledge-distillation" and teacher is None):
+        del model  # what it takes belongs to the dense run for now
+        dense = _dense_run(config, resume, console)
+        if dense.status != "finished":
+            return dataclasses.replace(dense, folder=folder)
+        teacher = teacher or str(dense.folder / "model")
+        model = _fresh_model(plan)
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-    trainer = _trainer(plan, model, folder, config.teacher or teacher, console)
+    trainer = _trainer(plan, model, folder, teacher, console)
     return _train_and_test(trainer, plan, folder, dense, resume, console)
+
+
+def _fresh_model(plan: Plan) -> Any:
+    transformers.set_seed(plan.config.seed)
+    return models.load_model(plan.config.model, plan.task, plan.labels, plan.tokenizer, plan.config.new_head)
 
 
 def _train_and_test(
@@ -239,6 +248,17 @@ def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:
 # ------------------------------------------------------------ the folder
 
 
+def check_place(folder: Path) -> None:
+    """Refuses a folder that could not be written, before any work is done for it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot write {folder}: it is a file. Choose another --output.")
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise InputError(f"cannot write {folder}: {above} is a file. Choose another --output.")
+    if not os.access(above, os.W_OK):
+        raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another --output.")
+
+
 def _refuse_existing(folder: Path, overwrite: bool) -> None:
     if not (folder / "config.yaml").exists():
         left = [path.name for path in folder.iterdir()] if folder.is_dir() else []
@@ -246,9 +266,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
             raise InputError(f"{folder} is not empty and not a run: choose another --output.")
         return
     if overwrite:
-        if processes().is_main_process:
-            shutil.rmtree(folder)
-        return
+        return  # it is removed when nothing is left that could go wrong
     status = read_result(folder).status if (folder / "result.json").exists() else "interrupted"
     resume = f"continue it with: pinscher prune --resume {folder}, or " if status != "finished" else ""
     raise InputError(f"{folder} holds a run already ({status}): {resume}replace it with --overwrite.")
@@ -257,6 +275,12 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
 def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
     if resume:
         return
+    if plan.config.overwrite:
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}. Choose another --output.") from None
     splits = plan.splits
     sizes = {"train": len(plan.splits.train or ()), "validation": len(splits.validation or ())}
     text = yaml.safe_dump(
@@ -306,10 +330,7 @@ def _versions() -> dict[str, Any]:
 def _check_prunable(plan: Plan, model: Any) -> None:
     if plan.pruning is None:
         return
-    try:
-        sites = find_sites(model, plan.pruning.target_modules, plan.pruning.exclude_modules)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    sites = planning.sites_of(plan.config, model)
     total, zeros = sum(site.numel for site in sites), sum(site.zeros() for site in sites)
     if zeros > math.ceil(plan.pruning.sparsity * total):  # the final count is rounded
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -78,13 +79,15 @@ def load_config(model: str) -> Any:
         raise unreachable(model, "model", error) from None
 
 
-def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False) -> Any:
-    """The model with the head that the task needs, in fp32."""
+def load_model(
+    model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False, *, trained: bool = False
+) -> Any:
+    """The model with the head that the task needs, in fp32; `trained`: its own, a new one is refused."""
     place, config = locate(model), load_config(model)
     settings: dict[str, Any] = {"dtype": torch.float32}
     heads = 1 if task.kind == "regression" else len(labels)
     if heads:
-        _check_head(model, config, heads, new_head)
+        _check_head(model, config, heads, new_head, trained)
         settings |= {"num_labels": heads, "ignore_mismatched_sizes": new_head}
     if labels:
         settings["id2label"] = dict(enumerate(labels))
@@ -95,7 +98,12 @@ def load_model(model: str, task: Task, labels: Sequence[str], tokenizer: Any, ne
         with _hub_if_needed(place):
             kind = getattr(transformers, task.architecture)
             replaced = new_head and bool(getattr(config, "quantization_config", None))
-            loaded = _on_new_head(kind, place, settings) if replaced else kind.from_pretrained(place, **settings)
+            if replaced:
+                loaded = _on_new_head(kind, place, settings)
+            else:
+                loaded, info = kind.from_pretrained(place, **settings, output_loading_info=True)
+                if trained:
+                    _refuse_random(model, task, loaded, info["missing_keys"])
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise unreachable(model, "model", error) from None
     if loaded.config.pad_token_id is None:
@@ -119,7 +127,36 @@ def _hub_if_needed(place: str) -> AbstractContextManager[None]:
     return nullcontext() if Path(place).is_dir() else offline_if_unreachable()
 
 
-def _check_head(model: str, config: Any, wanted: int, new_head: bool) -> None:
+def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) -> None:
+    """A head that is not in the file would be scored at random."""
+    absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
+    if absent:
+        raise InputError(f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}.")
+
+
+def label_names(model: str) -> list[str]:
+    """What a checkpoint calls its classes; none if it only counts them."""
+    config = load_config(model)
+    named = [config.id2label[i] for i in range(config.num_labels)]
+    return [] if all(name.startswith("LABEL_") for name in named) else named
+
+
+def plain(label: str) -> str:
+    """A label without case and separators: NOT_ENTAILMENT and not-entailment are one."""
+    return re.sub(r"[\W_]", "", label.lower())
+
+
+def check_order(teacher: str, labels: Sequence[str]) -> None:
+    """Refuses a teacher that counts the classes in another order than the student."""
+    named = label_names(teacher) if labels else []
+    if named and [plain(name) for name in named] != [plain(label) for label in labels]:
+        raise InputError(
+            f"the teacher {teacher} has the labels {', '.join(named)}, the task {', '.join(labels)}: give a teacher of "
+            "the same task, with its labels in the same order."
+        )
+
+
+def _check_head(model: str, config: Any, wanted: int, new_head: bool, trained: bool) -> None:
     """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
     architecture = (config.architectures or [""])[0]
     if "For" not in architecture or new_head:
@@ -128,7 +165,7 @@ def _check_head(model: str, config: Any, wanted: int, new_head: bool) -> None:
     if tuned and config.num_labels != wanted:
         raise InputError(
             f"{model} was fine-tuned for {config.num_labels} labels, the task has {wanted}. "
-            "Give --new-head to start with a fresh head, or another model."
+            + ("" if trained else "Give --new-head to start with a fresh head, or another model.")
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +14,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, find_sites
+from pinscher.prune.sites import Site
 from pinscher.train import data, models
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
@@ -58,6 +62,7 @@ def task_of(config: RunConfig) -> Task:
 def make(config: RunConfig) -> Plan:
     """Reads the data and decides what the configuration leaves open."""
     task = task_of(config)
+    _check_reporters(config.report_to)
     tokenizer = models.load_tokenizer(config.model)
     task = fitted(task, config, tokenizer)
     splits = data.load(
@@ -81,6 +86,17 @@ def make(config: RunConfig) -> Plan:
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
     return plan
+
+
+def _check_reporters(names: Sequence[str]) -> None:
+    known, there = [*INTEGRATION_TO_CALLBACK, "all", "none"], get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"Did you mean {close[0]}?" if close else f"There are {', '.join(sorted(known))}."
+            raise InputError(f"cannot report to {name!r}. {meant}")
+        if name not in (*there, "all", "none"):
+            raise InputError(f"cannot report to {name}: it is not installed. Try: pip install {name}")
 
 
 def total_steps(config: RunConfig, examples: int) -> int:
@@ -138,10 +154,18 @@ class Costs:
     seconds: float
 
 
+def sites_of(config: RunConfig, model: Any) -> list[Site]:
+    """The matrices that a run would prune."""
+    try:
+        return find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+    except (ValueError, re.error) as error:
+        raise InputError(f"there is nothing to prune in {config.model}: {error}") from None
+
+
 def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
     """Times a few forward and backward passes; the model's gradients are cleared again."""
     config = plan.config
-    sites = find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+    sites = sites_of(config, model)
     prunable = sum(site.numel for site in sites)
     parameters = sum(p.numel() for p in model.parameters())
     copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores

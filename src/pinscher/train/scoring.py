@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
 from datasets import Dataset
 
 from pinscher import checkpoint
@@ -64,7 +63,11 @@ def exam(
 ) -> Exam:
     """The test set of a run's own task, or of the task that the settings name; see `score`."""
     run = run_of(model)
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, not {batch_size}.")
     if run is not None:
+        if stored is None and not (run / "model").exists():
+            raise InputError(f"{run} has no model yet: continue it with: pinscher prune --resume {run}")
         known = experiment.config_of(run).to_dict()
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
@@ -113,9 +116,11 @@ def score(
         stored: a folder with the run's model in another form, scored instead of its own.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
     """
+    if output is not None:
+        experiment.check_place(Path(output))
     run, asked = run_of(model), exam(model, settings, split=split, batch_size=batch_size, stored=stored)
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
-    loaded = models.load_model(model, task, asked.labels, asked.tokenizer).to(evaluating_device())
+    loaded = models.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
     files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
@@ -131,18 +136,22 @@ def _labels(model: str, task: Task, rows: Dataset) -> Sequence[str]:
     """The order of the classes: the checkpoint's own where it names them, else the task's."""
     if task.kind not in ("classes", "tokens"):
         return ()
-    config = transformers.AutoConfig.from_pretrained(models.locate(model))
-    named = [config.id2label[i] for i in range(config.num_labels)]
-    if all(name.startswith("LABEL_") for name in named):
+    named, wanted = models.label_names(model), list(getattr(task, "names", ()) or ())
+    if not named:
         return task.labels(rows)
-    wanted = set(getattr(task, "names", ()) or ())
-    if wanted and wanted != set(named):
-        if len(wanted) != len(named):
-            raise InputError(
-                f"{model} has {len(named)} labels ({', '.join(named[:6])}), task {task.name!r} has {len(wanted)}."
-            )
-        return task.labels(rows)
-    return named
+    if not wanted:
+        return named
+    if len(wanted) != len(named):
+        raise InputError(
+            f"{model} has {len(named)} labels ({', '.join(named[:6])}), task {task.name!r} has {len(wanted)}."
+        )
+    known = {models.plain(name): name for name in wanted}
+    if {models.plain(name) for name in named} != set(known):
+        raise InputError(
+            f"{model} calls its labels {', '.join(named)}, task {task.name!r} has {', '.join(wanted)}: which is which "
+            "is not known. Rename them in id2label of its config.json."
+        )
+    return [known[models.plain(name)] for name in named]
 
 
 def _zeros(model: Any) -> float | None:

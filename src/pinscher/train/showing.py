@@ -60,12 +60,14 @@ def _duration(seconds: float) -> str:
 
 
 def recipes(console: Console, table: dict[str, dict[str, Any]]) -> None:
-    """Prints the recipes, one a line."""
-    shown = Table("recipe", "model", "epochs", "batch", "lr", "warm-up", "cool-down", box=None)
-    for name, s in table.items():
-        numbers = [f"{s[key]:g}" for key in ("epochs", "batch_size", "learning_rate", "warmup", "cooldown")]
-        shown.add_row(name, s["model"], *numbers)
-    console.print(shown)
+    """Prints the recipes, one a line, however long."""
+    columns = "epochs", "batch_size", "learning_rate", "warmup", "cooldown"
+    lines = [("recipe", "model", "epochs", "batch", "lr", "warm-up", "cool-down")]
+    lines += [(name, s["model"], *(f"{s[key]:g}" for key in columns)) for name, s in table.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
 
 def scores(console: Console, found: Any) -> None:
