@@ -84,7 +84,7 @@ def small(
     batches = calibration(source, calibrate) if calibrate else None
     saving.save_pretrained(source.model, output, **made, calibration=batches, facts=source.facts, progress=progress)
     scores: dict[str, float] = {}
-    if score:
+    if score and source.run is not None:
         scores = scoring.score(str(source.run), {}, stored=str(output), output=str(source.run / EVALUATED)).scores
         saving.rewrite_card(output, source.model, source.facts | {"stored_scores": scores})
     if push_to_hub is not None:
@@ -133,7 +133,7 @@ def write(
 
 def _refuse_unused(form: str, values: str, embeddings: str, head: str, calibrate: int) -> None:
     """A flag that would change nothing is an error, not a surprise."""
-    unused = {
+    unused: dict[str, dict[str, Any]] = {
         "scipy": {"--embeddings": embeddings != saving.KEEP, "--head": head != saving.KEEP, "--calibrate": calibrate},
         "onnx": {
             "--values": values != "int8",

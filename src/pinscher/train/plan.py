@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers import integrations
 
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, find_sites
@@ -89,7 +89,9 @@ def make(config: RunConfig) -> Plan:
 
 
 def _check_reporters(names: Sequence[str]) -> None:
-    known, there = [*INTEGRATION_TO_CALLBACK, "all", "none"], get_available_reporting_integrations()
+    reporting: Any = integrations
+    known = [*reporting.INTEGRATION_TO_CALLBACK, "all", "none"]
+    there = reporting.get_available_reporting_integrations()
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
