@@ -85,7 +85,7 @@ class Comparison:
                 if not LABEL.fullmatch(label):
                     raise InputError(f"the {noun} {label!r} names folders: use letters, digits and - _ . = + only.")
         _check_settings(self.settings, "the comparison")
-        _check_settings(self.tune, "--tune", {*()})
+        _check_settings(self.tune, "--tune")
         for name in self.tune:
             setter = next((label for label, settings in self.methods.items() if name in settings), None)
             if setter is not None:
@@ -141,15 +141,11 @@ class Comparison:
             trials.append(Trial(f"{name}{own}", {n: getattr(config, n) for n in tuned}, config))
         config = trials[0].config
         taught = config.objective == "knowledge-distillation" and config.teacher is None and not is_dense
-        return Cell(
-            task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None
-        )
+        return Cell(task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None)
 
-    def _config(
-        self, task: str, variant: str, sparsity: float, seed: int, tuned: Settings, folder: Path
-    ) -> RunConfig:
+    def _config(self, task: str, variant: str, sparsity: float, seed: int, tuned: Settings, folder: Path) -> RunConfig:
         told = _merged(self.settings, self.tasks[task], self.methods.get(variant, {}), tuned)
-        told = {"task": task, "method": variant} | told
+        told = {"task": task, "method": variant, **told}
         if told["method"] == DENSE:
             told = {n: value for n, value in told.items() if n not in PRUNING} | {"objective": "empirical-risk"}
         elif told["method"] != "pins":

@@ -105,13 +105,17 @@ def markdown(table: Table) -> str:
     lines.append("| " + " | ".join(_markdown(column.title) for column in table.columns) + " |")
     lines.append("|" + "|".join("---:" if column.is_number else "---" for column in table.columns) + "|")
     for row in table.rows:
-        cells = (f"**{_markdown(cell.text)}**" if cell.bold else _markdown(cell.text) for cell in row)
-        lines.append("| " + " | ".join(text + f" {MARK}" * cell.mark for text, cell in zip(cells, row, strict=True)) + " |")
+        lines.append("| " + " | ".join(map(_markdown_cell, row)) + " |")
     return "\n".join([*lines, "", *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
 
 
 def _markdown(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#~" else sign for sign in text)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _markdown(cell.text)
+    return (f"**{text}**" if cell.bold else text) + (f" {MARK}" if cell.mark else "")
 
 
 def latex(table: Table) -> str:
