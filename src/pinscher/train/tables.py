@@ -83,11 +83,12 @@ class Table:
 def show(table: Table, console: Console) -> None:
     """The table on a terminal."""
     grid = Grid(title=table.title, title_justify="left", box=None, pad_edge=False, show_edge=False)
-    for column in table.columns:
+    for i, column in enumerate(table.columns):
         grid.add_column(
             Text(column.title),
             justify="right" if column.is_number else "left",
             style="dim" if column.is_aside else None,
+            min_width=max((len(row[i].plain) for row in table.rows), default=0),  # titles may wrap, figures not
         )
     for i, block in enumerate(table.blocks):
         if i:
