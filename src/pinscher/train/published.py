@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pinscher.errors import InputError
+from pinscher.train.recipes import CELLS
 
 FILE = Path(__file__).with_name("paper_results.json")
 NONE = "none"
+EXACT = dict(zip(CELLS, ("bert-base", "gpt2", "minilm-12l-384h", "electra-base"), strict=True))
 # What a model's name says about which of the paper's models is nearest to it.
 HINTS = {"minilm": "minilm-12l-384h", "electra": "electra-base", "gpt2": "gpt2", "gpt-2": "gpt2"}
-DEFAULT = "bert-base"  # every task but data-to-text has figures of it
+DEFAULT = "bert-base"
 
 Key = tuple[str, str, str, int, str, str]
 
@@ -50,17 +51,17 @@ def check(name: str | None) -> None:
         raise InputError(f"unknown model of the paper {name!r}.{meant} Known: {', '.join(known)}.")
 
 
-def nearest(model: str, task: str, wanted: str | None = None) -> str | None:
-    """The paper's model whose figures stand beside ours in a task's column: the one asked for, or the nearest.
+def nearest(model: str, wanted: str | None = None) -> list[list[str]]:
+    """The paper's models whose figures may stand beside ours, in tiers: earlier tiers, and then earlier models, first.
 
-    None where the paper has no figure of the task.
+    A model that the paper used stands alone in its tier; so does one that is asked for, and there is no other then.
     """
-    if wanted == NONE:
-        return None
-    hinted = [paper for word, paper in HINTS.items() if word in model.lower().rsplit("/", 1)[-1]]
-    order: Iterable[str] = [wanted] if wanted is not None else [*hinted, DEFAULT, *models()]
-    tested = {(key[0], key[1]) for key in figures()}
-    return next((paper for paper in order if (paper, task) in tested), None)
+    if wanted is not None:
+        return [] if wanted == NONE else [[wanted]]
+    name = model.lower().rsplit("/", 1)[-1]
+    hinted = [paper for word, paper in HINTS.items() if word in name]
+    own = [[EXACT[model]]] if model in EXACT else []
+    return [*own, list(dict.fromkeys([*hinted, DEFAULT, *models()]))]
 
 
 def figure(model: str, task: str, metric: str, sparsity: float, method: str, objective: str) -> float | None:

@@ -30,9 +30,7 @@ def make(comparison: Comparison, cells: Sequence[Cell], found: Sequence[Row]) ->
     columns = [*comparison.tasks, *([MEAN] if len(comparison.tasks) > 1 else [])]
     first = {(cell.variant, cell.sparsity, cell.task): cell for cell in reversed(cells)}
     papers = {
-        task: published.nearest(cell.config.model, cell.config.task, comparison.paper)
-        for task in comparison.tasks
-        if (cell := next(cell for cell in cells if cell.task == task))
+        task: _paper([cell for key, cell in first.items() if key[2] == task], comparison) for task in comparison.tasks
     }
     groups = _groups(comparison, cells)
     blocks = []
@@ -134,14 +132,27 @@ def _judged(
     return Place(place.text, bold=True, mark=gap is not None and gap.significant)
 
 
+def _paper(cells: Sequence[Cell], comparison: Comparison) -> str | None:
+    """The paper's model that has most of a task's cells, of the first tier that has any."""
+    for tier in published.nearest(cells[0].config.model, comparison.paper):
+        best = max(tier, key=lambda paper: sum(_figure(paper, cell) is not None for cell in cells))
+        if any(_figure(best, cell) is not None for cell in cells):
+            return best
+    return None
+
+
 def _theirs(paper: str, cell: Cell) -> Place:
+    found = _figure(paper, cell)
+    return Place(MISSING if found is None else f"{found:.1f}")
+
+
+def _figure(paper: str, cell: Cell) -> float | None:
     """The paper's figure of this cell."""
     config = cell.config
     if not _is_published(config):
-        return Place(MISSING)
+        return None
     objective = config.objective if config.method == "pins" else "empirical-risk"  # there only pins has a teacher
-    found = published.figure(paper, config.task, results.metric_of(cell), cell.sparsity, config.method, objective)
-    return Place(MISSING if found is None else f"{found:.1f}")
+    return published.figure(paper, config.task, results.metric_of(cell), cell.sparsity, config.method, objective)
 
 
 def _is_published(config: RunConfig) -> bool:

@@ -82,7 +82,7 @@ class Table:
 
 def show(table: Table, console: Console) -> None:
     """The table on a terminal."""
-    grid = Grid(title=table.title, title_justify="left", box=None, pad_edge=False, show_edge=False)
+    grid = Grid(title=Text(table.title), title_justify="left", box=None, pad_edge=False, show_edge=False)
     for i, column in enumerate(table.columns):
         grid.add_column(
             Text(column.title),
