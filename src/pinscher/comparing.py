@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,8 @@ def compare(
     from pinscher.train import compare as comparison
     from pinscher.train import forecast, grid, tables
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("compare starts its runs itself: without torchrun, with --jobs N or --shard I/N.")
     cli._hush()
     console = Console()
     axes = {"methods": methods, "tasks": tasks, "sparsity": sparsity, "seeds": seeds, "paper": paper}

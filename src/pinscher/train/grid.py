@@ -98,10 +98,6 @@ class Comparison:
         axes = {"methods": self.methods, "tasks": self.tasks, "sparsity": list(self.sparsities)}
         return {**axes, "seeds": list(self.seeds), "tune": self.tune, **told, **self.settings}
 
-    @property
-    def model(self) -> str:
-        return str(self.settings.get("model", FIELDS["model"].default))
-
     # ------------------------------------------------------------ cells
 
     def cells(self, output: Path) -> list[Cell]:
@@ -203,7 +199,7 @@ def read(path: str | Path | None, flags: Mapping[str, Any], ablation: str | None
         _spread(str(given["data"]), tasks)
         told.pop("data")
     return Comparison(
-        methods,
+        {label: _placed(settings, where) for label, settings in methods.items()},
         {label: _placed(settings, where) for label, settings in tasks.items()},
         _sparsities(axes.get("sparsity", [0.8])),
         _seeds(axes.get("seeds", 1)),

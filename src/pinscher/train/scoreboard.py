@@ -47,8 +47,9 @@ def make(comparison: Comparison, cells: Sequence[Cell], found: Sequence[Row]) ->
                     row.append(_theirs(str(papers[column]), first[variant, sparsity, column]))
             rows.append(row)
         blocks.append(tuple(tuple(row) for row in rows))
+    models = dict.fromkeys(cell.config.model.rsplit("/", 1)[-1] for cell in cells)
     return Table(
-        f"{comparison.model.rsplit('/', 1)[-1]}: {', '.join(comparison.tasks)}",
+        f"{', '.join(models)}: {', '.join(comparison.tasks)}",
         tuple(_columns(comparison, first, columns, papers)),
         tuple(blocks),
         tuple(_notes(comparison, cells, found, scores, columns, groups, papers)),

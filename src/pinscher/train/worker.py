@@ -6,6 +6,7 @@ that whoever started it is gone; it then ends at once, and the run is resumed fr
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.train import experiment
 from pinscher.train.config import RunConfig
+from pinscher.train.plan import PLACES
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 CODES = {FINISHED: 0, FAILED: 1, INTERRUPTED: 3}
@@ -35,7 +37,9 @@ def perform(config: RunConfig, trouble: Path, console: Console = experiment.QUIE
     """Starts or resumes a run. A failure does not pass: the file `trouble` says it in one line, then in full."""
     try:
         if (config.folder / "config.yaml").exists():
-            result = experiment.run(experiment.config_of(config.folder), resume=True, console=console)
+            known = experiment.config_of(config.folder)
+            places = {name: place for name in PLACES if (place := getattr(config, name)) is not None}  # may have moved
+            result = experiment.run(dataclasses.replace(known, **places), resume=True, console=console)
         else:
             result = experiment.run(config, console=console)
     except Exception as error:
