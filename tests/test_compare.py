@@ -386,6 +386,8 @@ methods:
     assert config["sst2-pins-50-seed7"].learning_rate == 1e-4
     flagged = {cell.name: cell.config for cell in grid.read(tmp_path / "c.yaml", {"epochs": 1.0}).cells(tmp_path)}
     assert {one.epochs for one in flagged.values()} == {1.0}  # a flag wins everywhere
+    chosen = grid.read(tmp_path / "c.yaml", {"methods": "slow", "tasks": "film", "seeds": "3,", "sparsity": 0.9})
+    assert chosen.cells(tmp_path / "cells") == [cell for cell in cells if cell.name == "film-slow-90-seed3"]
     # What is written down is read again as the same.
     (tmp_path / "again.yaml").write_text(grid.dump(made))
     assert grid.read(tmp_path / "again.yaml", {}).cells(tmp_path / "cells") == cells

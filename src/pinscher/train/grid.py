@@ -176,17 +176,20 @@ def read(path: str | Path | None, flags: Mapping[str, Any], ablation: str | None
     told = RunConfig.settings_of(path) if path is not None else {}
     where = str(path or "the command")
     axes = {name: told.pop(name) for name in AXES if name in told}
+    written = {noun: _labelled(axes.get(noun, []), noun, where) for noun in ("methods", "tasks")}
     axes |= {name: flags[name] for name in AXES if name in flags}
     if ablation is not None:
         if "methods" in flags:
             raise InputError("give either --methods or --ablation, which compares variants of pins.")
         axes["methods"] = ablations.variants(ablation)
     given = {name: value for name, value in flags.items() if name not in AXES}
-    methods = _labelled(axes.get("methods", []), "methods", where)
-    tasks = _labelled(axes.get("tasks", []), "tasks", where)
-    for noun, some in (("methods", methods), ("tasks", tasks)):
+    chosen = {noun: _labelled(axes.get(noun, []), noun, where) for noun in written}
+    for noun, some in chosen.items():
         if not some:
             raise InputError(f"no {noun} to compare: give --{noun} A,B or a file with {noun}.")
+        for label in some if noun in flags else ():  # of those in the file, which keep what it says of them
+            some[label] = written[noun].get(label, {})
+    methods, tasks = chosen["methods"], chosen["tasks"]
     for label, settings in methods.items():
         if ablation is not None and (fixed := set(settings) & set(given) - {"option"}):
             raise InputError(f"--{fixed.pop().replace('_', '-')} is what the ablation varies ({label}).")
