@@ -294,6 +294,14 @@ def test_all_renderings_hold_the_same_numbers(made):
         assert not notes, name
 
 
+def test_a_narrow_terminal_shows_every_column(made):
+    file = StringIO()
+    tables.show(made, Console(file=file, width=60))
+    lines = [line for line in file.getvalue().splitlines() if re.match(r" *\d+ %", line)]
+    found = [re.findall(r"\d+\.\d+", line) for line in lines]
+    assert found == [re.findall(r"\d+\.\d+", " ".join(cell.plain for cell in row)) for row in made.rows]
+
+
 def test_bold_and_marks_in_each(made):
     text = written(made)
     assert "**91.23 ± 0.25** †" in text["markdown"]

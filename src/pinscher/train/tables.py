@@ -12,6 +12,7 @@ from rich.text import Text
 
 MISSING = "–"
 MARK = "†"
+GAP = 2  # between columns on a terminal
 LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -37,7 +38,8 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: .5rem; font-weight: 600; }
-th, td { padding: .25rem .75rem; text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .75rem; text-align: right; vertical-align: bottom; }
+td { white-space: nowrap; }
 th.text, td.text { text-align: left; }
 td.aside, th.aside { opacity: .7; }
 thead tr, tbody, tfoot { border-bottom: 1px solid; }
@@ -83,19 +85,24 @@ class Table:
 def show(table: Table, console: Console) -> None:
     """The table on a terminal."""
     grid = Grid(title=Text(table.title), title_justify="left", box=None, pad_edge=False, show_edge=False)
+    needed = 0
     for i, column in enumerate(table.columns):
+        words = [*column.title.split(), *(row[i].plain for row in table.rows)]  # titles may wrap, figures not
         grid.add_column(
             Text(column.title),
             justify="right" if column.is_number else "left",
             style="dim" if column.is_aside else None,
-            min_width=max((len(row[i].plain) for row in table.rows), default=0),  # titles may wrap, figures not
+            min_width=max(map(len, words), default=0),
         )
+        needed += max(map(len, words), default=0) + GAP
+    if needed > console.width:
+        grid.width = needed  # rich would leave columns out
     for i, block in enumerate(table.blocks):
         if i:
             grid.add_row()
         for row in block:
             grid.add_row(*(Text(cell.plain, style="bold" if cell.bold else "") for cell in row))
-    console.print(grid)
+    console.print(grid, crop=False, overflow="ignore")
     for note in table.notes:
         console.print(Text(note), soft_wrap=True)
 
