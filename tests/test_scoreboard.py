@@ -247,6 +247,15 @@ def test_one_seed_has_no_significance(tmp_path):
     assert len(table.columns) == 3
 
 
+def test_equals_are_both_bold(tmp_path):
+    comparison = grid.read(None, {"methods": "pins,platon,l0", "tasks": "sst2", "seeds": 2})
+    cells = comparison.cells(tmp_path)
+    scores = {("pins", 42): 80, ("pins", 1): 90, ("platon", 42): 90, ("platon", 1): 80, ("l0", 42): 1, ("l0", 1): 1}
+    table = scoreboard.make(comparison, cells, [row(cell, scores[cell.variant, cell.seed]) for cell in cells])
+    assert [(line[2].bold, line[2].mark) for line in table.rows] == [(True, False), (True, False), (False, False)]
+    assert "pins is level with platon (p = 1.000, 2 seeds)" in table.notes[1]
+
+
 def test_an_ablation_shows_the_papers_figure_only_for_what_the_paper_ran(tmp_path):
     for axis, shown in (("smoothing", {"pins-smoothing-window"}), ("objective", None), ("regrow", {"pins-regrow-on"})):
         comparison = grid.read(None, {"tasks": "cola", "model": "x"}, axis)

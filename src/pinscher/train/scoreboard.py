@@ -214,9 +214,9 @@ def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: fl
     for other, at in others:
         gap = significance.paired(scores[first, sparsity, column], scores[other, at, column])
         if gap is not None:
-            way = "above" if gap.mean >= 0 else "below"
+            far = f"{abs(gap.mean):.2f} {'above' if gap.mean > 0 else 'below'}" if round(gap.mean, 2) else "level with"
             p = "" if gap.p is None else f" (p = {gap.p:.3f}, {gap.seeds} seeds)"
-            said.append(f"{abs(gap.mean):.2f} {way} {displayed(other)}{p}")
+            said.append(f"{far} {displayed(other)}{p}")
     return f"{column}, {100 * sparsity:g} %: {displayed(first)} is {', '.join(said)}." if said else ""
 
 
