@@ -273,10 +273,13 @@ def test_a_process_that_is_killed_is_a_failure_with_a_reason(root, tmp_path):
 # ------------------------------------------------------------ tuning, ablations
 
 
-def test_tuning_picks_by_validation_and_never_by_the_test(words, tmp_path):
+def test_tuning_picks_by_validation_and_never_by_the_test(words, tmp_path, capsys):
     out = tmp_path / "out"
     told = [*words, "--methods", "magnitude", "--tasks", "sst2", "--tune", "batch_size=4,8", "--output", out]
-    assert outcome(told)[0] == 0
+    capsys.readouterr()
+    code, said, _ = outcome(told, capsys)
+    assert code == 0
+    assert said.count(", validation accuracy ") == said.count("finished: ") == 2
     names = [f"sst2-magnitude-80-seed42-batch_size={size}" for size in (4, 8)]
     for better in names:  # whichever has the better validation score, though its test score is the worse one
         for name in names:

@@ -86,7 +86,9 @@ class Session:
             self.say(f"failed: {trial.name}: {self.failed[trial.name]}")
         else:
             result = experiment.read_result(trial.config.folder)
-            self.say(f"finished: {trial.name}, {result.main} {result.score:.2f}, {result.seconds:.0f} s")
+            scores = result.validation if trial.tuned else result.scores  # nobody is to pick by the test
+            said = ", ".join(f"{name} {value:.2f}" for name, value in scores.items() if name in (result.main, "loss"))
+            self.say(f"finished: {trial.name}, {'validation ' * bool(trial.tuned)}{said}, {result.seconds:.0f} s")
             self.write()
 
     def say(self, text: str) -> None:
