@@ -74,10 +74,15 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Writes a text file that is whole or not there."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Writes a file that is whole or not there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
+    fresh.write_bytes(content)
     _sync(fresh)
     fresh.replace(path)
     return path

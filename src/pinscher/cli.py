@@ -1,4 +1,4 @@
-"""The command: `pinscher prune`, `eval` and `export`. Flags come from RunConfig's fields, errors are one line."""
+"""The command: `pinscher prune`, `compare`, `eval`, `export`, `bench`. Settings are flags, errors one line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import errno
 import inspect
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
-from pinscher import __version__
+from pinscher import __version__, comparing
 from pinscher.errors import InputError
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def _hush() -> None:
     datasets.disable_progress_bars()
 
 
-def with_flags(function: Any) -> Any:
-    """Gives a command one flag for every field of RunConfig."""
+def with_flags(function: Any, without: Container[str] = ()) -> Any:
+    """Gives a command one flag for every field of RunConfig but some."""
     from pinscher.train.config import RunConfig
 
     kinds: dict[str, Any] = {"str": str, "float": float, "int": int, "bool": bool}
@@ -221,7 +221,7 @@ def with_flags(function: Any) -> Any:
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [p.replace(annotation=hints[p.name]) for p in own]
     parameters = []
-    for setting in dataclasses.fields(RunConfig):
+    for setting in (setting for setting in dataclasses.fields(RunConfig) if setting.name not in without):
         kind = str(setting.type).removesuffix(" | None")
         flag = f"--{setting.name.replace('_', '-')}"
         names = [f"{flag}/--no-{flag[2:]}"] if kind == "bool" else [flag]
@@ -245,6 +245,7 @@ def with_flags(function: Any) -> Any:
 
 
 app.command(name="prune")(with_flags(prune))
+app.command(name="compare")(with_flags(comparing.compare, comparing.DECIDED))
 
 
 # ------------------------------------------------------------ eval

@@ -9,10 +9,9 @@ import math
 import os
 import platform
 import shutil
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import accelerate
 import datasets
@@ -37,6 +36,7 @@ from pinscher.train.stopping import Stopping
 from pinscher.train.trainer import PinsTrainer
 
 QUIET = Console(quiet=True)
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Result:
     dense: dict[str, float] | None
     sparsity: float
     steps: int
-    seconds: float
+    seconds: float  # of training and testing, over all sittings
+    validation: dict[str, float] = field(default_factory=dict)  # the final model on the validation rows
 
     @property
     def score(self) -> float:
@@ -81,7 +82,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         models.check_order(config.teacher, plan.labels)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
-        _start_folder(plan, folder, resume)
+        _start_folder(plan, config, folder, resume)
     processes().wait_for_everyone()
     dense, teacher = None, config.teacher
     if config.baseline or (config.objective == "knowledge-distillation" and teacher is None):
@@ -105,18 +106,20 @@ def _fresh_model(plan: Plan) -> Any:
 def _train_and_test(
     trainer: PinsTrainer, plan: Plan, folder: Path, dense: Result | None, resume: bool, console: Console
 ) -> Result:
-    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Stopping))
-    started = time.time()
+    stopping, log = _callback(trainer, Stopping), _callback(trainer, RunLog)
     with stopping.listening():
         trainer.train(_last_checkpoint(folder) if resume else None)
     task, steps = plan.task, trainer.state.global_step
     if steps < plan.steps:
-        result = Result(folder, "interrupted", task.main, {}, None, 0.0, steps, time.time() - started)
+        result = Result(folder, "interrupted", task.main, {}, None, 0.0, steps, log.seconds)
         _write_result(result, plan, {})
         return result
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     main = processes().is_main_process
+    validation: dict[str, float] = {}
     if main:
+        assert trainer.validate is not None
+        validation = trainer.validate(model)  # the log knows the model of the last evaluation, not the final one
         with checkpoint.whole(folder / "model") as fresh:
             model.save_pretrained(fresh)
             plan.tokenizer.save_pretrained(fresh)
@@ -135,12 +138,17 @@ def _train_and_test(
         None if dense is None else dense.scores,
         zeros,
         steps,
-        time.time() - started,
+        log.seconds,
+        validation,
     )
     if main:
         _write_result(result, plan, found.splits)
         remove_checkpoints(folder)
     return result
+
+
+def _callback(trainer: PinsTrainer, kind: type[C]) -> C:
+    return next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind))
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -272,7 +280,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
     raise InputError(f"{folder} holds a run already ({status}): {resume}replace it with --overwrite.")
 
 
-def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
+def _start_folder(plan: Plan, asked: RunConfig, folder: Path, resume: bool) -> None:
     if resume:
         return
     if plan.config.overwrite:
@@ -286,6 +294,7 @@ def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
     text = yaml.safe_dump(
         {
             "run": plan.config.to_dict(),
+            "asked": asked.to_dict(),  # before the open questions were decided
             "data": {
                 "fingerprint": splits.fingerprint,
                 "rows": sizes | {f"test: {name}": len(rows) for name, rows in splits.tests.items()},
@@ -363,7 +372,12 @@ def _write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]
         "model": plan.config.model,
         "method": DENSE if plan.config.is_dense else plan.config.method,
         "main": result.main,
-        "metrics": {"pruned": result.scores, "dense": result.dense, "splits": splits},
+        "metrics": {
+            "pruned": result.scores,
+            "dense": result.dense,
+            "splits": splits,
+            "validation": result.validation,
+        },
         "sparsity": result.sparsity,
         "target_sparsity": 0.0 if plan.config.is_dense else plan.config.sparsity,
         "steps": result.steps,
@@ -394,4 +408,5 @@ def read_result(folder: str | Path) -> Result:
         data["sparsity"],
         data["steps"],
         data["seconds"],
+        metrics.get("validation", {}),
     )

@@ -20,13 +20,18 @@ class RunLog(TrainerCallback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.started = time.time()
+        self.started = time.time()  # as if all sittings had been one
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self.started
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         known = self.path.read_text().splitlines() if self.path.exists() and state.global_step else []
         kept = [line for line in known if _step(line) <= state.global_step]
+        self.started -= float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
         fresh = self.path.with_name(f".{self.path.name}.new")
         fresh.write_text("".join(f"{line}\n" for line in kept))
         fresh.replace(self.path)
@@ -43,7 +48,7 @@ class RunLog(TrainerCallback):
             figures = {("lr" if n == "learning_rate" else n): v for n, v in logs.items() if n not in UNSEEN}
             line = {"event": kind, "step": state.global_step, "epoch": logs.get("epoch"), **figures}
             with open(self.path, "a") as file:
-                file.write(json.dumps(line | {"seconds": round(time.time() - self.started, 2)}) + "\n")
+                file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
 
 
 def _step(line: str) -> float:

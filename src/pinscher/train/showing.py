@@ -46,14 +46,14 @@ def plan(console: Console, config: RunConfig) -> None:
         ]
     say += [
         f"memory     about {costs.memory / 1e9:.1f} GB for weights, optimiser, scores and teacher; activations on top",
-        f"time       about {_duration(costs.seconds)} on this machine" + (", twice with --baseline" * config.baseline),
+        f"time       about {duration(costs.seconds)} on this machine" + (", twice with --baseline" * config.baseline),
         f"output     {settings.folder}",
     ]
     for line in [*say, *splits.notes, "", *planning.schedule_sketch(made)]:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(2, round(seconds))} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
@@ -140,7 +140,7 @@ def _closing(done: Result, before: dict[str, float] | None, stored: Stored | Non
         )
     return (
         f"\n{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} {speed} "
-        f"{_duration(done.seconds)}, {done.steps:,} steps."
+        f"{duration(done.seconds)}, {done.steps:,} steps."
     )
 
 

@@ -1,0 +1,36 @@
+"""The ablations: variants of pins that differ in one choice, as tables of settings."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pinscher.errors import InputError
+from pinscher.prune.teacher import OBJECTIVES
+
+
+def _options(name: str, *values: str) -> dict[str, dict[str, Any]]:
+    return {value: {"option": {name: value}} for value in values}
+
+
+# axis: what the variant is called -> its settings
+ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "objective": {name: {"objective": name} for name in OBJECTIVES},
+    "smoothing": _options("smoothing", "window", "ema", "none"),
+    "score": _options("score", "abs", "update", "signed")
+    # averages of signed scores are mostly noise: these two are also tried without
+    | {f"{name}-unsmoothed": {"option": {"score": name, "smoothing": "none"}} for name in ("update", "signed")},
+    "regrow": {"on": {"regrow": True}, "off": {"regrow": False}},
+    "interval": {str(steps): {"interval": steps} for steps in (1, 10, 50)},
+    "hold": {name: {"hold": name} for name in ("cooldown", "always", "never")},
+}
+
+
+def variants(axis: str) -> dict[str, dict[str, Any]]:
+    """The methods of an ablation, as a comparison takes them: label -> settings."""
+    if axis not in ABLATIONS:
+        close = difflib.get_close_matches(axis, ABLATIONS, n=1, cutoff=0.4)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"unknown ablation {axis!r}.{meant} Known: {', '.join(ABLATIONS)}.")
+    prefix = "pins-" if axis == "objective" else f"pins-{axis}-"
+    return {f"{prefix}{name}": {"method": "pins", **told} for name, told in ABLATIONS[axis].items()}

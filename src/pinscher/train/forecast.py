@@ -1,0 +1,73 @@
+"""What a comparison will do, before it does it: the plan, and how long it will take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+import torch
+from rich.table import Table
+
+from pinscher.errors import InputError
+from pinscher.train import experiment, models, results
+from pinscher.train import plan as planning
+from pinscher.train.compare import Session
+from pinscher.train.config import RunConfig
+from pinscher.train.grid import Cell, Trial
+from pinscher.train.scoreboard import displayed
+from pinscher.train.showing import duration
+
+
+def show(session: Session, jobs: int = 1) -> None:
+    """Prints one line for each method, task and sparsity, and what is left to do."""
+    kinds: dict[tuple[str, float, str], list[Cell]] = {}
+    for cell in session.mine:
+        kinds.setdefault((cell.task, cell.sparsity, cell.variant), []).append(cell)
+    table = Table("task", "sparsity", "method", "objective", "seeds", "runs", "done", box=None, pad_edge=False)
+    for (task, sparsity, variant), cells in kinds.items():
+        trials = [trial for cell in cells for trial in cell.trials]
+        done = sum(experiment.is_finished(trial.config.folder) for trial in trials)
+        seeds = ", ".join(str(cell.seed) for cell in cells)
+        objective = cells[0].config.objective
+        table.add_row(task, f"{100 * sparsity:g} %", displayed(variant), objective, seeds, str(len(trials)), str(done))
+    session.console.print(table)
+    todo = session.todo()
+    left = len({session.owner[trial.name].name for trial in todo})
+    part, parts = session.shard
+    share = f"shard {part} of {parts} of {len(session.cells)} cells: " if parts > 1 else ""
+    say = f"\n{share}{len(session.mine)} cells, {len(session.mine) - left} done, {left} to do"
+    if todo:
+        runs = f" in {len(todo)} runs" if len(todo) != left else ""
+        seconds = estimate(session, todo, jobs)
+        say += f"{runs}, about {duration(seconds)} on this machine" if seconds else f"{runs}, time unknown"
+    session.say(f"{say}.")
+
+
+def estimate(session: Session, todo: Iterable[Trial], jobs: int = 1) -> float | None:
+    """Seconds: what finished runs of the same task (and method, where there are such) took, else a few timed steps.
+
+    What a run takes is counted in seconds of a thread, so that runs side by side and alone can be added.
+    """
+    took: dict[tuple[str, ...], list[float]] = {}
+    for row in results.rows(session.cells, session.output):
+        for key in ((row.task,), (row.task, row.variant)):
+            took.setdefault(key, []).append(row.seconds * row.threads)
+    threads = torch.get_num_threads()
+    total: float | None = None
+    for trial in todo:
+        cell = session.owner[trial.name]
+        known = took.get((cell.task, cell.variant), took.get((cell.task,)))
+        if known is None:
+            known = took[cell.task,] = [seconds * threads for seconds in _timed(trial.config)]
+        total = (total or 0.0) + statistics.fmean(known) if known else total
+    return None if total is None else total / (jobs * max(1, threads // jobs))
+
+
+def _timed(config: RunConfig) -> list[float]:
+    """Nothing where the run cannot start: it will say why when its turn comes."""
+    try:
+        plan = planning.make(config)
+        model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
+        return [planning.costs(plan, model).seconds]
+    except (InputError, ValueError):
+        return []

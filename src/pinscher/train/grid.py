@@ -1,0 +1,295 @@
+"""Comparison: methods × tasks × sparsities × seeds, from a YAML file and flags; its cells in the order they are run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pinscher.errors import InputError
+from pinscher.train import ablations, published
+from pinscher.train import plan as planning
+from pinscher.train.config import DENSE, RunConfig
+
+Settings = dict[str, Any]
+
+AXES = ("methods", "tasks", "sparsity", "seeds", "tune", "paper")
+FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+# What the comparison itself decides in every cell.
+DECIDED = ("sparsity", "seed", "output", "overwrite", "recipe", "target_size", "export", "baseline")
+# What a dense run does not look at.
+PRUNING = {n for n, f in FIELDS.items() if f.metadata["group"] == "Pruning"} | {"teacher", "mix", "temperature"}
+FIRST_SEED = 42  # a single run's default; further ones are 1, 2, 3, …
+LABEL = re.compile(r"[\w.=+-]+")
+MANY = 10**6  # steps in which any schedule fits
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a cell, or one candidate of a cell that is tuned."""
+
+    name: str
+    tuned: Settings
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the comparison: a method on a task at a sparsity with a seed. `task` and `variant` are labels."""
+
+    task: str
+    variant: str
+    sparsity: float  # 0 for dense
+    seed: int
+    trials: tuple[Trial, ...]
+    teacher: str | None = None  # the name of the dense cell that teaches it
+
+    @property
+    def name(self) -> str:
+        return cell_name(self.task, self.variant, self.sparsity, self.seed)
+
+    @property
+    def config(self) -> RunConfig:
+        return self.trials[0].config
+
+
+def cell_name(task: str, variant: str, sparsity: float, seed: int) -> str:
+    percent = f"-{100 * sparsity:g}" if sparsity else ""
+    return f"{task}-{variant}{percent}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared. Settings of a cell: those for all, then its task's, then its method's; the later one wins."""
+
+    methods: dict[str, Settings]
+    tasks: dict[str, Settings]
+    sparsities: tuple[float, ...]
+    seeds: tuple[int, ...]
+    settings: Settings = field(default_factory=dict)
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    paper: str | None = None
+
+    def __post_init__(self) -> None:
+        for noun, some in (("method", self.methods), ("task", self.tasks)):
+            for label, settings in some.items():
+                _check_settings(settings, f"{noun} {label}", {noun})
+                if not LABEL.fullmatch(label):
+                    raise InputError(f"the {noun} {label!r} names folders: use letters, digits and - _ . = + only.")
+        _check_settings(self.settings, "the comparison")
+        _check_settings(self.tune, "--tune")
+        for name in self.tune:
+            setter = next((label for label, settings in self.methods.items() if name in settings), None)
+            if setter is not None:
+                raise InputError(f"--tune {name} would undo what the method {setter} sets.")
+        published.check(self.paper)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `of` reads again."""
+        told = {"paper": self.paper} if self.paper else {}
+        axes = {"methods": self.methods, "tasks": self.tasks, "sparsity": list(self.sparsities)}
+        return {**axes, "seeds": list(self.seeds), "tune": self.tune, **told, **self.settings}
+
+    # ------------------------------------------------------------ cells
+
+    def cells(self, output: Path) -> list[Cell]:
+        """All cells in the order they are run: every one of the first seed before any of the second, dense first."""
+        found: dict[str, Cell] = {}
+        for seed, task in itertools.product(self.seeds, self.tasks):
+            pruned = [
+                self._cell(output, task, variant, sparsity, seed)
+                for sparsity in self.sparsities
+                for variant in self.methods
+                if self._method(variant) != DENSE
+            ]
+            dense = [variant for variant in self.methods if self._method(variant) == DENSE]
+            if any(cell.teacher for cell in pruned) and DENSE not in dense:
+                dense.append(DENSE)
+            for cell in [*(self._cell(output, task, variant, 0.0, seed) for variant in dense), *pruned]:
+                found[cell.name] = cell
+        return list(found.values())
+
+    @property
+    def variants(self) -> list[str]:
+        """The rows of the table: the methods as they were named."""
+        return list(self.methods)
+
+    def _method(self, variant: str) -> str:
+        return str(self.methods.get(variant, {}).get("method", variant))
+
+    def _cell(self, output: Path, task: str, variant: str, sparsity: float, seed: int) -> Cell:
+        name = cell_name(task, variant, sparsity, seed)
+        is_dense = self._method(variant) == DENSE
+        axes = {n: values for n, values in self.tune.items() if not (is_dense and n in PRUNING | {"objective"})}
+        trials = []
+        for values in itertools.product(*axes.values()):
+            tuned = dict(zip(axes, values, strict=True))
+            own = "".join(f"-{n}={value}" for n, value in tuned.items())
+            config = self._config(task, variant, sparsity, seed, tuned, output / f"{name}{own}")
+            trials.append(Trial(f"{name}{own}", {n: getattr(config, n) for n in tuned}, config))
+        config = trials[0].config
+        taught = config.objective == "knowledge-distillation" and config.teacher is None and not is_dense
+        return Cell(task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None)
+
+    def _config(self, task: str, variant: str, sparsity: float, seed: int, tuned: Settings, folder: Path) -> RunConfig:
+        told = _merged(self.settings, self.tasks[task], self.methods.get(variant, {}), tuned)
+        told = {"task": task, "method": variant, **told}
+        if told["method"] == DENSE:
+            told = {n: value for n, value in told.items() if n not in PRUNING} | {"objective": "empirical-risk"}
+        elif told["method"] != "pins":
+            told.setdefault("objective", "empirical-risk")  # as in the paper, where only pins has a teacher
+        told |= {"sparsity": sparsity, "seed": seed, "output": str(folder), "export": False}
+        config = RunConfig.from_dict(told, "the comparison")
+        planning.task_of(config)
+        config.pruning(MANY)  # a wrong option is an error now
+        return config
+
+
+def _merged(*layers: Settings) -> Settings:
+    """The later one wins; a method's options are joined."""
+    told: Settings = {}
+    for layer in layers:
+        joined = {"option": {**told.get("option", {}), **layer["option"]}} if "option" in layer else {}
+        told = {**told, **layer, **joined}
+    return told
+
+
+# ------------------------------------------------------------ from a file and flags
+
+
+def read(path: str | Path | None, flags: Mapping[str, Any], ablation: str | None = None) -> Comparison:
+    """A comparison from a YAML file and what the command gives, which wins.
+
+    Args:
+        path: the file, with the keys `methods`, `tasks`, `sparsity`, `seeds`, `tune`, `paper` and any setting of a run.
+        flags: the same keys; a setting given here holds in every cell, whatever the file says.
+        ablation: its variants are the methods.
+    """
+    told = RunConfig.settings_of(path) if path is not None else {}
+    where = str(path or "the command")
+    axes = {name: told.pop(name) for name in AXES if name in told}
+    written = {noun: _labelled(axes.get(noun, []), noun, where) for noun in ("methods", "tasks")}
+    axes |= {name: flags[name] for name in AXES if name in flags}
+    if ablation is not None:
+        if "methods" in flags:
+            raise InputError("give either --methods or --ablation, which compares variants of pins.")
+        axes["methods"] = ablations.variants(ablation)
+    given = {name: value for name, value in flags.items() if name not in AXES}
+    chosen = {noun: _labelled(axes.get(noun, []), noun, where) for noun in written}
+    for noun, some in chosen.items():
+        if not some:
+            raise InputError(f"no {noun} to compare: give --{noun} A,B or a file with {noun}.")
+        for label in some if noun in flags else ():  # of those in the file, which keep what it says of them
+            some[label] = written[noun].get(label, {})
+    methods, tasks = chosen["methods"], chosen["tasks"]
+    for label, settings in methods.items():
+        if ablation is not None and (fixed := set(settings) & set(given) - {"option"}):
+            raise InputError(f"--{fixed.pop().replace('_', '-')} is what the ablation varies ({label}).")
+    told |= given
+    for settings in (*methods.values(), *tasks.values()):
+        for name in given:
+            if name != "option" or ablation is None:
+                settings.pop(name, None)
+    if "data" in given:
+        _spread(str(given["data"]), tasks)
+        told.pop("data")
+    return Comparison(
+        {label: _placed(settings, where) for label, settings in methods.items()},
+        {label: _placed(settings, where) for label, settings in tasks.items()},
+        _sparsities(axes.get("sparsity", [0.8])),
+        _seeds(axes.get("seeds", 1)),
+        _placed(told, where),
+        {str(n).replace("-", "_"): list(_listed(v)) for n, v in (axes.get("tune") or {}).items()},
+        axes.get("paper"),
+    )
+
+
+def _spread(folder: str, tasks: dict[str, Settings]) -> None:
+    """--data DIR is DIR/TASK; for a single task also DIR itself."""
+    for label, settings in tasks.items():
+        inside = Path(folder) / label
+        settings["data"] = str(inside if len(tasks) > 1 or inside.is_dir() else folder)
+
+
+def _labelled(value: Any, noun: str, where: str) -> dict[str, Settings]:
+    """`a,b`, [a, b] or {a: settings, b: settings}."""
+    if not isinstance(value, dict):
+        return {str(name): {} for name in _listed(value)}
+    found = {}
+    for label, settings in value.items():
+        if not isinstance(settings, dict | None):
+            raise InputError(f"{where}: {noun}: {label} must be settings as NAME: VALUE, not {settings!r}.")
+        found[str(label)] = {str(name).replace("-", "_"): setting for name, setting in (settings or {}).items()}
+    return found
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _sparsities(value: Any) -> tuple[float, ...]:
+    try:
+        found = tuple(dict.fromkeys(float(word) for word in _listed(value)))
+    except (TypeError, ValueError):
+        raise InputError(f"--sparsity takes numbers with commas between them, not {value!r}.") from None
+    for sparsity in found:
+        hint = f" Did you mean {sparsity / 100:g}?" if 1.0 < sparsity < 100.0 else ""
+        if not 0.0 <= sparsity < 1.0:
+            raise InputError(f"--sparsity must lie in [0, 1), not {sparsity:g}.{hint}")
+        if sparsity == 0.0:
+            raise InputError("a sparsity of 0 is the method dense: add it to --methods instead.")
+    if not found:
+        raise InputError("no sparsity to compare at: give --sparsity 0.8,0.9.")
+    return found
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    """A number is how many; a list, or a comma, says which."""
+    try:
+        if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
+            found = tuple(dict.fromkeys(int(word) for word in _listed(value)))
+        else:
+            found = tuple([FIRST_SEED, *(i for i in range(1, int(value) + 1) if i != FIRST_SEED)][: int(value)])
+    except (TypeError, ValueError):
+        raise InputError(f"--seeds takes a number, or seeds with commas between them, not {value!r}.") from None
+    if not found:
+        raise InputError("no seeds to compare with: give --seeds 3, or the seeds themselves as 42,1,2.")
+    return found
+
+
+def _placed(settings: Settings, where: str) -> Settings:
+    """Settings with $NAME replaced in folders and files, which become independent of where the command is run."""
+    found = dict(settings)
+    for name in planning.PLACES:
+        value = found.get(name)
+        if not isinstance(value, str):
+            continue
+        value = os.path.expandvars(value)
+        if missing := re.search(r"\$\{?(\w+)\}?", value):
+            raise InputError(f"{where}: {name} is {settings[name]} but {missing[1]} is not set: export {missing[1]}=….")
+        found[name] = str(Path(value).resolve()) if Path(value).exists() else value
+    return found
+
+
+def _check_settings(settings: Mapping[str, Any], where: str, also: set[str] | None = None) -> None:
+    for name in settings:
+        if name in DECIDED or (name in ("task", "method") and name not in (also or ())):
+            raise InputError(f"{where} sets {name}, which the comparison decides: see methods, tasks, sparsity, seeds.")
+        if name not in FIELDS:
+            close = difflib.get_close_matches(str(name), [*FIELDS, *AXES], n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"{where} has an unknown setting {name!r}.{meant}")
+
+
+def dump(comparison: Comparison) -> str:
+    return yaml.safe_dump(comparison.to_dict(), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,69 @@
+"""The paper's own figures, by model, task, sparsity, method and objective (paper_results.json)."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from pinscher.errors import InputError
+from pinscher.train.recipes import CELLS
+
+FILE = Path(__file__).with_name("paper_results.json")
+NONE = "none"
+EXACT = dict(zip(CELLS, ("bert-base", "gpt2", "minilm-12l-384h", "electra-base"), strict=True))
+# What a model's name says about which of the paper's models is nearest to it.
+HINTS = {"minilm": "minilm-12l-384h", "electra": "electra-base", "gpt2": "gpt2", "gpt-2": "gpt2"}
+DEFAULT = "bert-base"
+
+Key = tuple[str, str, str, int, str, str]
+
+
+@functools.cache
+def _everything() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return data
+
+
+@functools.cache
+def figures() -> dict[Key, float]:
+    """(model, task, metric, sparsity in percent, method, objective) -> score."""
+    return {tuple(row[:-1]): row[-1] for row in _everything()["figures"]}
+
+
+def models() -> dict[str, str]:
+    """The paper's models: name in our tables' data -> name that people read."""
+    return dict(_everything()["models"])
+
+
+def source() -> str:
+    return str(_everything()["source"])
+
+
+def check(name: str | None) -> None:
+    """Refuses a model that the paper does not have."""
+    known = [*models(), NONE]
+    if name is not None and name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"unknown model of the paper {name!r}.{meant} Known: {', '.join(known)}.")
+
+
+def nearest(model: str, wanted: str | None = None) -> list[list[str]]:
+    """The paper's models whose figures may stand beside ours, in tiers: earlier tiers, and then earlier models, first.
+
+    A model that the paper used stands alone in its tier; so does one that is asked for, and there is no other then.
+    """
+    if wanted is not None:
+        return [] if wanted == NONE else [[wanted]]
+    name = model.lower().rsplit("/", 1)[-1]
+    hinted = [paper for word, paper in HINTS.items() if word in name]
+    own = [[EXACT[model]]] if model in EXACT else []
+    return [*own, list(dict.fromkeys([*hinted, DEFAULT, *models()]))]
+
+
+def figure(model: str, task: str, metric: str, sparsity: float, method: str, objective: str) -> float | None:
+    """The paper's score of a cell, if it has it. Sparsity is a fraction; 0 is dense fine-tuning."""
+    return figures().get((model, task, metric, round(100 * sparsity), method, objective))

