@@ -116,7 +116,7 @@ def here(world, tmp_path, monkeypatch):
     find = data._find
 
     def nearby(task, source, training):
-        if task.hub and source == data.Source():
+        if source == data.Source() and (place / "data" / task.name).is_dir():
             source = data.Source(data=str(place / "data" / task.name))
         return find(task, source, training)
 
@@ -173,11 +173,14 @@ def command(words: list[str], capsys: Any) -> None:
     if any(word in PARSED for word in words):
         parse(words)
         return
+    if "--max-length" in words:
+        words[words.index("--max-length") + 1] = "128"  # what the tiny models take
     expected = 0
     if words[0] == "prune" and "--resume" in words:
         expected = 2  # the run there is finished: the command is right, and says so
     elif words[0] == "prune":
         words += [] if {"--model", "--config", "--recipe"} & set(words) else ["--model", "./my-model"]
+        words += ["--max-steps", "3000"] if "--recipe" in words else []  # the paper's schedules are long
         words += [] if "--dry-run" in words else ["--dry-run"]
     code, _, err = outcome(words, capsys)
     assert code == expected, f"pinscher {shlex.join(words)}: {err}"
@@ -186,9 +189,9 @@ def command(words: list[str], capsys: Any) -> None:
 
 def names(place: Path) -> dict[str, Any]:
     """What a page may take for granted: a model in training, its tokenizer, a batch, a Trainer's arguments."""
-    model = AutoModelForSequenceClassification.from_pretrained(place / "runs" / "rte" / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(place / "my-model")
     tokenizer = AutoTokenizer.from_pretrained(place / "runs" / "rte" / "model")
-    pruner = pinscher.Pruner(model, pinscher.PruningConfig(sparsity=0.9, total_steps=10))
+    pruner = pinscher.Pruner(model, pinscher.PruningConfig(sparsity=0.9, total_steps=20))
     optimizer = torch.optim.AdamW(pruner.param_groups(), lr=1e-4)
     pruner.attach(optimizer)
     rows = tokenizer(["a cat", "a dog in Rome"] * 4)
@@ -196,7 +199,7 @@ def names(place: Path) -> dict[str, Any]:
     batch = dict(tokenizer(["a cat", "a fine dog"], return_tensors="pt", padding=True)) | {
         "labels": torch.tensor([0, 1])
     }
-    quiet: TrainingArguments = tiny_models.arguments(place / "trained", max_steps=4, per_device_train_batch_size=1)
+    quiet: TrainingArguments = tiny_models.arguments(place / "trained", max_steps=20, per_device_train_batch_size=1)
     outputs = model(**batch)
     from transformers import Trainer
 
@@ -223,7 +226,7 @@ def names(place: Path) -> dict[str, Any]:
 def test_every_snippet_runs(path, here, capsys, monkeypatch):
     todo = [block for block in blocks(path) if block.key not in NOT_RUN]
     known = names(here) if any(block.language in ("python", "py") for block in todo) else {}
-    monkeypatch.setattr(CRITERIA, "entries", dict(CRITERIA.entries), raising=False)
+    monkeypatch.setattr(CRITERIA, "_entries", dict(CRITERIA._entries))  # what a page registers is gone afterwards
     for block in todo:
         if block.language in ("python", "py"):
             if 'output="runs/rte"' in block.text:
