@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 import pinscher
 import tiny_models
@@ -131,13 +132,7 @@ def commands(text: str) -> list[list[str]]:
     """The commands of a shell block: continued lines joined, comments gone, variables filled in."""
     joined = text.replace("\\\n", " ")
     lines = (shlex.split(line, comments=True) for line in joined.splitlines())
-    return [[_expanded(word) for word in words] for words in lines if words]
-
-
-def _expanded(word: str) -> str:
-    import os
-
-    return os.path.expandvars(word)
+    return [[os.path.expandvars(word) for word in words] for words in lines if words]
 
 
 def parse(words: list[str]) -> None:
@@ -202,8 +197,6 @@ def names(place: Path) -> dict[str, Any]:
     }
     quiet: TrainingArguments = tiny_models.arguments(place / "trained", max_steps=20, per_device_train_batch_size=1)
     outputs = model(**batch)
-    from transformers import Trainer
-
     return {
         "model": model,
         "tokenizer": tokenizer,
