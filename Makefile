@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types pytest demo bench sanitize clean
+.PHONY: test lint types pytest demo docs bench sanitize clean
 
 test: lint types pytest
 
@@ -20,6 +20,11 @@ pytest: $(READY)
 
 demo: $(READY)
 	$(BIN)/pinscher prune --overwrite
+
+# The site, strictly: a link that leads nowhere is an error. It needs no network, neither here nor where it is read.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

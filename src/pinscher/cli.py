@@ -1,4 +1,4 @@
-"""The command: `pinscher prune`, `compare`, `eval`, `export`, `bench`. Settings are flags, errors one line."""
+"""The command and its subcommands. The flags of `prune` come from RunConfig's fields; errors are one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from pinscher import __version__, comparing
+from pinscher import __version__, comparing, inspecting
 from pinscher.errors import InputError
 
 if TYPE_CHECKING:
@@ -382,6 +382,9 @@ def _numbers(name: str, text: str) -> list[int]:
     if not all(word.isdecimal() and int(word) for word in found):
         raise InputError(f"--{name} takes whole numbers with commas between them, not {text!r}.")
     return [int(word) for word in found]
+
+
+app.command(name="inspect")(inspecting.command)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,14 @@ def pack(
     return _assemble(matrix, scales, transposed, codecs)
 
 
+def sizes(weight: Tensor, values: str = "int8") -> dict[str, int]:
+    """Bytes that `pack` makes of a matrix, outputs first, with each codec alone."""
+    codes, scale = quantize(weight, values)
+    fixed = HEADER.size + len(stream(scale.bfloat16().view(torch.uint16).numpy()))
+    least = -(-(_weight_bytes(len(codes), codes.shape[1], 4) - FREE) // EXPANSION)
+    return {name: max(fixed + len(each.encode(codes.numpy())), least) for name, each in CODECS.items()}
+
+
 def _kept(values: str) -> torch.dtype:
     if values not in KEPT:
         raise InputError(f"unknown values {values!r}: there are {', '.join(VALUES)}.")

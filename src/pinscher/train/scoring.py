@@ -88,7 +88,7 @@ def exam(
         name: rows if config.test_rows is None else rows.select(range(min(len(rows), config.test_rows)))
         for name, rows in splits.tests.items()
     }
-    labels = _labels(model, task, next(iter(tests.values())))
+    labels = labels_of(model, task, next(iter(tests.values())))
     return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
 
 
@@ -132,7 +132,7 @@ def score(
     return scored
 
 
-def _labels(model: str, task: Task, rows: Dataset) -> Sequence[str]:
+def labels_of(model: str, task: Task, rows: Dataset) -> Sequence[str]:
     """The order of the classes: the checkpoint's own where it names them, else the task's."""
     if task.kind not in ("classes", "tokens"):
         return ()

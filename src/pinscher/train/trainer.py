@@ -38,7 +38,8 @@ class PinsTrainer(Trainer):
         objective: "self-regularization", "knowledge-distillation" (with `teacher`) or "empirical-risk".
         teacher: the densely fine-tuned model of knowledge distillation.
         kind: what the outputs are, where the model's class does not say it (see `Teacher`).
-        mix, temperature: how the teacher's term is made (see `Teacher`).
+        mix: how the teacher's term joins the loss (see `Teacher`).
+        temperature: softens student and teacher (see `Teacher`).
         validate: gives the validation scores of a model, instead of the Trainer's loop over `eval_dataset`.
         select: "final" ends with the last weights (paper), "best" with those that scored best on the validation set
             among those at the target sparsity; never with earlier, denser ones.

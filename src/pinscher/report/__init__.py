@@ -1,0 +1,1 @@
+"""Reads run folders and checkpoints, and shows what pruning did."""

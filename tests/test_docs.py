@@ -1,0 +1,280 @@
+"""Every snippet of README.md and docs/ runs, with tiny models and files under the names that the pages use.
+
+What trains is planned (--dry-run), what needs a network or times engines is parsed by the real command, and the rest is
+run as it stands. A block that is none of these must be listed with a reason: none is left out in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+
+import pinscher
+import tiny_models
+import tiny_tasks
+from pinscher import cli
+from pinscher.prune import CRITERIA
+from pinscher.train import data, models
+from pinscher.train.config import RunConfig
+from tiny_command import SHORT, outcome
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = ("python", "py", "sh", "console", "yaml")
+HUB = ("google-bert/bert-base-uncased", "openai-community/gpt2")  # folders of these names are found before the hub
+FILLED = ["--model", "./my-model", "--task", "sst2", "--data", "glue/SST-2"]  # what … stands for
+
+# Blocks that are not run here, by page and first line, and why.
+NOT_RUN = {
+    ("README.md", "dense   pruned   stored"): "output of the command above it, kept in benchmarks/results/demo.txt",
+    ("README.md", "import torch, pinscher"): "test_readme.py runs it and compares what it prints",
+}
+# Commands that are only parsed, by a word in them, and why.
+PARSED = {"bench": "times engines in processes of their own", "--push-to-hub": "needs the hub", "onnx": "test_onnx.py"}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    language: str
+    text: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.page, next((line.strip() for line in self.text.splitlines() if line.strip()), "")
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced blocks of a page that are code by their language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    name = path.relative_to(ROOT).as_posix()
+    return [Block(name, language, text) for language, text in found if language in CODE]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder in which everything that the pages name is there, tiny."""
+    root = tmp_path_factory.mktemp("world")
+    for task in ("sst2", "rte", "cola", "stsb", "squad", "e2e"):
+        tiny_tasks.write_files(task, root / "data" / task)
+    shutil.copytree(root / "data" / "sst2", root / "glue" / "SST-2")
+    shutil.copytree(root / "data" / "e2e", root / "data" / "e2e_nlg")
+    tiny_tasks.tiny_model("rte", root / "my-model")
+    tiny_tasks.tiny_model("e2e", root / "openai-community" / "gpt2")
+    shutil.copytree(root / "my-model", root / HUB[0])
+    shutil.copytree(root / "my-model", root / "e5-small")
+    shutil.copytree(root / "openai-community" / "gpt2", root / "stories15m")
+    _write_tables(root)
+    (root / "run.yaml").write_text(json.dumps({"model": "./my-model", "task": "sst2", "data": "glue/SST-2"}))
+    words = ["prune", "--model", root / "my-model", "--task", "rte", "--data", root / "data" / "rte", *SHORT]
+    assert outcome([*words, "--output", root / "runs" / "rte"])[0] == 0
+    words[2], words[4], words[6] = root / "openai-community" / "gpt2", "e2e", root / "data" / "e2e"
+    assert outcome([*words, "--test-rows", "2", "--no-export", "--output", root / "runs" / "e2e"])[0] == 0
+    for name in ("RUN", "runs/rte-pins-80"):
+        shutil.copytree(root / "runs" / "rte", root / name)
+    shutil.copytree(root / "runs" / "rte" / "model", root / "any-model")
+    tuned = AutoModelForSequenceClassification.from_pretrained(root / "any-model")
+    torch.save(tuned.state_dict(), root / "pytorch_model.bin")
+    return root
+
+
+def _write_tables(root: Path) -> None:
+    rows = tiny_tasks.rows_of("pairs", "train", 40)
+    for name in ("train.csv", "test.csv"):
+        with (root / name).open("w", newline="") as file:
+            lines = [[row["first"], row["second"], row["class"]] for row in rows[:: 1 if name[1] == "r" else 4]]
+            csv.writer(file).writerows([["question", "answer", "good"], *lines])
+    with (root / "reviews.csv").open("w", newline="") as file:
+        lines = [[row["text"], row["class"]] for row in tiny_tasks.rows_of("sst2", "train", 40)]
+        csv.writer(file).writerows([["review", "verdict"], *lines])
+    facts = tiny_tasks.rows_of("text", "train", 40)
+    (root / "facts.jsonl").write_text(
+        "".join(json.dumps({"facts": str(row["facts"]), "said": row["texts"][0]}) + "\n" for row in facts)
+    )
+
+
+@pytest.fixture
+def here(world, tmp_path, monkeypatch):
+    """A copy of that folder to work in. The hub's data sets are its tiny files."""
+    place = tmp_path / "here"
+    shutil.copytree(world, place)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("DATA", str(place / "data"))
+    monkeypatch.setenv("MODELS", str(place))
+    find = data._find
+
+    def nearby(task, source, training):
+        if source == data.Source() and (place / "data" / task.name).is_dir():
+            source = data.Source(data=str(place / "data" / task.name))
+        return find(task, source, training)
+
+    monkeypatch.setattr(data, "_find", nearby)
+    return place
+
+
+# ---------------------------------------------------------------- what a block means
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a shell block: continued lines joined, comments gone, variables filled in."""
+    joined = text.replace("\\\n", " ")
+    lines = (shlex.split(line, comments=True) for line in joined.splitlines())
+    return [[os.path.expandvars(word) for word in words] for words in lines if words]
+
+
+def parse(words: list[str]) -> None:
+    """Parses a command as typer does, running nothing; a wrong flag is an error."""
+    group: Any = typer.main.get_command(cli.app)
+    command = group.commands[words[0]]
+    command.make_context(words[0], list(words[1:]))
+
+
+def shell(words: list[str], capsys: Any) -> None:
+    program, *rest = words
+    if program in ("torchrun", "accelerate"):
+        assert rest[rest.index("-m") + 1] == "pinscher"
+        shell(["pinscher", *rest[rest.index("-m") + 2 :]], capsys)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        name, _, extra = rest[1].rstrip("]").partition("[")
+        assert (rest[0], name) == ("install", "pinscher")
+        assert set(extra.split(",")) - {""} <= set(extras)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(rest) <= set(targets)
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file()
+    else:
+        assert program == "pinscher", f"nobody says how to check {program}"
+        command(rest, capsys)
+
+
+def command(words: list[str], capsys: Any) -> None:
+    words = [filled for word in words for filled in (FILLED if word == "…" else [word])]
+    words = ["./my-model" if word.startswith("pypi:") else word for word in words]
+    if any(word in PARSED for word in words):
+        parse(words)
+        return
+    if "--max-length" in words:
+        words[words.index("--max-length") + 1] = "128"  # what the tiny models take
+    expected = 0
+    if words[0] == "prune" and "--resume" in words:
+        expected = 2  # the run there is finished: the command is right, and says so
+    elif words[0] == "prune":
+        if not {"--model", "--config", "--recipe"} & set(words):  # the demo
+            words += ["--model", "./my-model", "--rows", "200", "--test-rows", "50"]
+        words += ["--max-steps", "3000"] if "--recipe" in words else []  # the paper's schedules are long
+        words += [] if "--dry-run" in words else ["--dry-run"]
+    code, _, err = outcome(words, capsys)
+    assert code == expected, f"pinscher {shlex.join(words)}: {err}"
+    assert code == 0 or "is finished: there is nothing to resume" in err
+
+
+def names(place: Path) -> dict[str, Any]:
+    """What a page may take for granted: a model in training, its tokenizer, a batch, a Trainer's arguments."""
+    model = AutoModelForSequenceClassification.from_pretrained(place / "my-model")
+    tokenizer = AutoTokenizer.from_pretrained(place / "runs" / "rte" / "model")
+    pruner = pinscher.Pruner(model, pinscher.PruningConfig(sparsity=0.9, total_steps=20))
+    optimizer = torch.optim.AdamW(pruner.param_groups(), lr=1e-4)
+    pruner.attach(optimizer)
+    rows = tokenizer(["a cat", "a dog in Rome"] * 4)
+    dataset = [{name: rows[name][i] for name in rows} | {"labels": i % 2} for i in range(8)]
+    batch = dict(tokenizer(["a cat", "a fine dog"], return_tensors="pt", padding=True)) | {
+        "labels": torch.tensor([0, 1])
+    }
+    quiet: TrainingArguments = tiny_models.arguments(place / "trained", max_steps=20, per_device_train_batch_size=1)
+    outputs = model(**batch)
+    return {
+        "model": model,
+        "tokenizer": tokenizer,
+        "pruner": pruner,
+        "optimizer": optimizer,
+        "Trainer": Trainer,
+        "batch": batch,
+        "outputs": outputs,
+        "args": quiet,
+        "train": dataset,
+        "validation": dataset,
+        "validation_score": 0.5,
+        "pinscher": pinscher,
+    }
+
+
+# ---------------------------------------------------------------- every block
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[p.relative_to(ROOT).as_posix() for p in PAGES])
+def test_every_snippet_runs(path, here, capsys, monkeypatch):
+    todo = [block for block in blocks(path) if block.key not in NOT_RUN]
+    known = names(here) if any(block.language in ("python", "py") for block in todo) else {}
+    monkeypatch.setattr(CRITERIA, "_entries", dict(CRITERIA._entries))  # what a page registers is gone afterwards
+    for block in todo:
+        if block.language in ("python", "py"):
+            if 'output="runs/rte"' in block.text:
+                shutil.rmtree(here / "runs" / "rte")
+            exec(compile(block.text, block.page, "exec"), known)
+        elif block.language == "yaml":
+            (here / "run.yaml").write_text(block.text)
+            RunConfig.from_dict(RunConfig.settings_of(here / "run.yaml"))
+        else:
+            assert block.language == "sh", f"{block.key}: output must be listed in NOT_RUN"
+            seen = set()
+            for words in commands(block.text):
+                # Trials that differ only in their figures are planned once; of the others the flags are parsed.
+                kind = tuple(word for word in words if not re.fullmatch(r"[\d.e-]+", word))
+                shell(words, capsys) if kind not in seen else parse(words[1:])
+                seen.add(kind)
+
+
+def test_what_is_not_run_is_there():
+    there = {block.key for path in PAGES for block in blocks(path)}
+    assert set(NOT_RUN) <= there
+    assert all(NOT_RUN.values())
+
+
+def test_a_wrong_flag_fails(here, capsys):
+    for words in (["pinscher", "bench", "RUN", "--speed", "3"], ["torchrun", "-m", "pinscher", "bench", "--x"]):
+        with pytest.raises(Exception, match="No such option"):
+            shell(words, capsys)
+    for line in ("pinscher prune --model ./my-model --spars 0.8", "pip install 'pinscher[none]'", "make nothing"):
+        with pytest.raises(AssertionError):
+            shell(commands(line)[0], capsys)
+
+
+def test_hub_ids_in_the_pages_are_stood_for(here):
+    text = " ".join(block.text for path in PAGES for block in blocks(path))
+    for name in re.findall(r"""(?:--model |model=")([\w-]+/[\w.-]+)""", text):
+        assert name in HUB
+        assert Path(models.locate(name)).is_dir()
+
+
+# ---------------------------------------------------------------- the site
+
+
+def test_every_page_is_in_the_site_and_it_builds_strictly(tmp_path):
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path))
+    build(config)
+    listed = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
+    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in PAGES[1:]}
+    home = (tmp_path / "index.html").read_text()
+    assert not re.findall(r"""(?:src|href)="https?://(?:fonts|unpkg|cdn)""", home)
+    reference = (tmp_path / "api" / "index.html").read_text()
+    for name in set(pinscher.__all__) - {"__version__"}:
+        assert re.search(rf'id="pinscher\.[\w.]*\b{name}"', reference), name
+    assert (tmp_path / "benchmarks" / "results" / "demo.txt").exists()
