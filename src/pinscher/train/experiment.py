@@ -25,7 +25,8 @@ from transformers import PrinterCallback, TrainingArguments
 from pinscher import __version__, checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import find_sites, sparsity
-from pinscher.train import models
+from pinscher.prune.adapters import are_there
+from pinscher.train import models, untrained
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
@@ -82,30 +83,37 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     transformers.set_seed(config.seed)
     model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
     _check_prunable(plan, model)
+    if config.lora_rank is not None:
+        model = models.with_adapters(model, plan.task.kind, config.lora_rank, config.lora_alpha)
+        _check_method(plan, model)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
         _start_folder(plan, folder, resume)
     processes().wait_for_everyone()
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-    trainer = _trainer(plan, model, folder, config.teacher or teacher, console)
-    return _train_and_test(trainer, plan, folder, dense, resume, console)
-
-
-def _train_and_test(
-    trainer: PinsTrainer, plan: Plan, folder: Path, dense: Result | None, resume: bool, console: Console
-) -> Result:
-    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Stopping))
     started = time.time()
+    if plan.steps == 0:
+        untrained.prune(plan, model)
+        return _test(model, plan, folder, dense, 0, started, console)
+    trainer = _trainer(plan, model, folder, config.teacher or teacher, console)
+    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Stopping))
     with stopping.listening():
         trainer.train(_last_checkpoint(folder) if resume else None)
-    task, steps = plan.task, trainer.state.global_step
+    steps = trainer.state.global_step
     if steps < plan.steps:
-        result = Result(folder, "interrupted", task.main, {}, None, 0.0, steps, time.time() - started)
+        result = Result(folder, "interrupted", plan.task.main, {}, None, 0.0, steps, time.time() - started)
         _write_result(result, plan, {})
         return result
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    main = processes().is_main_process
+    return _test(model, plan, folder, dense, steps, started, console)
+
+
+def _test(
+    model: Any, plan: Plan, folder: Path, dense: Result | None, steps: int, started: float, console: Console
+) -> Result:
+    """Saves the finished model and scores it on the test set."""
+    task, main = plan.task, processes().is_main_process
     if main:
         with checkpoint.whole(folder / "model") as fresh:
             model.save_pretrained(fresh)
@@ -307,6 +315,16 @@ def _check_prunable(plan: Plan, model: Any) -> None:
         return
     try:
         find_sites(model, plan.pruning.target_modules, plan.pruning.exclude_modules)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _check_method(plan: Plan, model: Any) -> None:
+    """Refuses a method that cannot be used with adapters before anything is written."""
+    if plan.pruning is None:
+        return
+    try:
+        are_there(find_sites(model), plan.pruning.make_criterion())
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -38,7 +38,9 @@ def plan(console: Console, config: RunConfig) -> None:
         f"learning rate {settings.learning_rate:g}, evaluated every {settings.eval_every}",
     ]
     pruning = made.pruning
-    if pruning is not None:
+    if pruning is not None and made.steps == 0:
+        say.append(f"pruning    {pruning.method} to {pruning.sparsity:.0%}, once, without training")
+    elif pruning is not None:
         schedule = pruning.make_schedule()
         say += [
             f"pruning    {pruning.method} to {pruning.sparsity:.0%} by {settings.objective}: {schedule.warmup} steps "
