@@ -124,7 +124,7 @@ def result(console: Console, done: Result, stored: Stored | None = None) -> None
 
 def _closing(done: Result, before: dict[str, float] | None, stored: Stored | None, gain: float | None) -> str:
     kept = ""
-    if before is not None:
+    if before is not None and before[done.main]:
         kept = f"The pruned model keeps {done.score / before[done.main]:.1%} of the dense {done.main}. "
     small = f"make it small with: pinscher export {done.folder}."
     if stored is not None:
