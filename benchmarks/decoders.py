@@ -27,8 +27,8 @@ from pinscher.train import experiment, models, plan
 from pinscher.train.evaluation import mean_loss
 
 RESULTS = Path(__file__).parent / "results" / "decoders.jsonl"
-ROWS = {"full": "--rows 6000 --test-rows 200", "trial": "--rows 120 --test-rows 6"}
-STEPS = {"full": 1000, "trial": 10}
+ROWS = {"full": "--rows 6000 --test-rows 200", "trial": "--rows 60 --test-rows 2 --beams 1"}
+STEPS = {"full": 1000, "trial": 3}
 SPARSITIES = (50, 80)
 
 
