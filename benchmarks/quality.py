@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pinscher import accelerate, export
-from pinscher.train import experiment, plan
+from pinscher.train import plan, runfolder
 from pinscher.train.evaluation import outputs_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ def measure(
     run: Path, variants: Callable[[Any], Iterator[tuple[str, Any, float]]]
 ) -> tuple[str, float, dict[str, Found]]:
     """The run's task, its score in fp32, and what every variant makes of it."""
-    made = plan.make(experiment.config_of(run))
+    made = plan.make(runfolder.config_of(run))
     source = export.load(str(run))
     (rows,) = made.splits.tests.values()
     features = made.task.features(rows, made.tokenizer, made.labels, training=False)

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 import tiny_tasks
-from pinscher.train import compare, experiment, grid, worker
+from pinscher.train import compare, grid, runfolder, worker
 from pinscher.train.ablations import ABLATIONS
 from pinscher.train.config import RunConfig
 from tiny_command import SHORT, outcome
@@ -118,10 +118,10 @@ def test_the_final_model_has_a_validation_score(finished):
     from pinscher.train.evaluation import answer
 
     folder = finished / "cells" / "sst2-pins-80-seed1"
-    made = plan.make(experiment.config_of(folder))
+    made = plan.make(runfolder.config_of(folder))
     model = models.load_model(str(folder / "model"), made.task, made.labels, made.tokenizer)
     said = answer(model.eval(), made.task, made.tokenizer, made.splits.validation, made.labels, 64)
-    assert experiment.read_result(folder).validation == made.task.scores(said, made.splits.validation)
+    assert runfolder.read_result(folder).validation == made.task.scores(said, made.splits.validation)
 
 
 def test_a_finished_comparison_is_only_printed(finished, words, capsys):

@@ -164,7 +164,7 @@ def test_trains_and_reaches_exactly_its_target(method, target):
     torch.manual_seed(0)
     net = tiny.Net(dropout=0.05)
     untrained = tiny.loss_of(net, *tiny.task()).item()
-    pruner = Pruner(net, tiny.config(method, steps=120, sparsity=target))
+    pruner = Pruner(net, tiny.config(method, steps=120, sparsity=target), calibration=tiny.batches())
     tiny.train(net, pruner, 120)
     assert pruner.finish() is net
     keep = int((1 - target) * 3072 + 0.5)
@@ -179,7 +179,7 @@ def test_trains_and_reaches_exactly_its_target(method, target):
 def test_other_precisions_reach_the_target_too(method, dtype):
     torch.manual_seed(0)
     net = tiny.Net().to(dtype)
-    pruner = Pruner(net, tiny.config(method, steps=20, interval=5))
+    pruner = Pruner(net, tiny.config(method, steps=20, interval=5), calibration=tiny.batches(dtype))
     tiny.train(net, pruner, 20)
     pruner.finish()
     assert abs(sparsity(net) - 0.8) < 0.01  # a kept weight may be zero by chance in bf16
@@ -190,7 +190,7 @@ def test_other_precisions_reach_the_target_too(method, dtype):
 def test_every_masking_keeps_the_exact_count(method):
     torch.manual_seed(0)
     net = tiny.Net()
-    pruner = Pruner(net, tiny.config(method, steps=60, interval=5, sparsity=0.7))
+    pruner = Pruner(net, tiny.config(method, steps=60, interval=5, sparsity=0.7), calibration=tiny.batches())
     x, y = tiny.task()
     optimizer = torch.optim.AdamW(pruner.param_groups(), lr=1e-3)
     pruner.attach(optimizer)

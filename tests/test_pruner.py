@@ -28,7 +28,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def started(method: str = "pins", optimizer=torch.optim.AdamW, seed: int = 0, **settings):
     torch.manual_seed(seed)
     net = tiny.Net()
-    pruner = Pruner(net, tiny.config(method, **{"interval": 5, **settings}))
+    pruner = Pruner(net, tiny.config(method, **{"interval": 5, **settings}), calibration=tiny.batches())
     optimizer = optimizer(pruner.param_groups(), lr=3e-3)
     pruner.attach(optimizer)
     return net, pruner, optimizer
@@ -325,7 +325,7 @@ def test_continues_from_a_checkpoint_that_holds_zeros(method):
     tiny.train(net, first, 30)
     first.finish()
     assert sparsity(net) == 0.5
-    pruner = Pruner(net, tiny.config(method, steps=60, interval=5, sparsity=0.8))
+    pruner = Pruner(net, tiny.config(method, steps=60, interval=5, sparsity=0.8), calibration=tiny.batches())
     assert pruner.schedule.initial == 0.5
     assert abs(pruner.schedule.density(0) - 0.5) < 1e-12
     tiny.train(net, pruner, 60)

@@ -32,7 +32,8 @@ def run(method: str, folder: Path, kill_at: int | None = None, kill_in_save: boo
     """Trains to the end from wherever the folder's checkpoint is; dies where it is told to."""
     torch.manual_seed(0)
     net = tiny.Net(dropout=0.1)
-    pruner = Pruner(net, tiny.config(method, steps=STEPS, interval=5, options=options or {}))
+    config = tiny.config(method, steps=STEPS, interval=5, options=options or {})
+    pruner = Pruner(net, config, calibration=tiny.batches())
     optimizer = torch.optim.AdamW(pruner.param_groups(), lr=3e-3, weight_decay=0.01)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
     pruner.attach(optimizer)

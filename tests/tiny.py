@@ -41,6 +41,11 @@ def task(rows: int = 256, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
     return x, (x[:, 0] > 0).long() + (x[:, 1] * x[:, 2] > 0).long()
 
 
+def batches(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Calibration data."""
+    return list(task(96, dtype)[0].split(32))
+
+
 def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(net(x)["logits"], y)
 

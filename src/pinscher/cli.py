@@ -96,7 +96,7 @@ def prune(
     **flags: Any,
 ) -> None:
     """Fine-prune a model on a task. Without arguments: a small real model on real film reviews, to 80 %."""
-    from pinscher.train import experiment, showing
+    from pinscher.train import experiment, runfolder, showing
     from pinscher.train import recipes as table
 
     if flags["recipe"] == "list":
@@ -107,8 +107,8 @@ def prune(
     if resume is not None:
         if given or config is not None or dry_run:
             raise InputError("--resume continues a run with its own settings: give no others.")
-        settings = experiment.config_of(resume)
-        if experiment.is_finished(resume):
+        settings = runfolder.config_of(resume)
+        if runfolder.is_finished(resume):
             _resume_finished(settings)
             return
     else:
@@ -144,12 +144,12 @@ def _sized(settings: RunConfig, screen: Console) -> RunConfig:
 
 def _resume_finished(settings: RunConfig) -> None:
     """A run that was killed after its result was written may still owe its small file."""
-    from pinscher.train import experiment, showing
+    from pinscher.train import runfolder, showing
 
-    experiment.remove_checkpoints(settings.folder)
+    runfolder.remove_checkpoints(settings.folder)
     if not _is_stored(settings) or (settings.folder / "export" / "README.md").exists():
         raise InputError(f"{settings.folder} is finished: there is nothing to resume.")
-    showing.result(_screen(), experiment.read_result(settings.folder), _store(settings))
+    showing.result(_screen(), runfolder.read_result(settings.folder), _store(settings))
 
 
 def _is_stored(settings: RunConfig) -> bool:

@@ -12,7 +12,7 @@ import transformers
 from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.store import exchange, saving
-from pinscher.train import experiment, models, plan, scoring
+from pinscher.train import models, plan, runfolder, scoring
 from pinscher.train.config import RunConfig
 
 FORMATS = ("pinscher", "hf", "scipy", "onnx")
@@ -54,7 +54,7 @@ def load(place: str) -> Source:
 
 
 def _facts(run: Path) -> dict[str, Any]:
-    settings, result = experiment.config_of(run), experiment.read_result(run)
+    settings, result = runfolder.config_of(run), runfolder.read_result(run)
     return {
         "base_model": settings.model,
         "task": settings.task,
@@ -96,7 +96,7 @@ def calibration(source: Source, rows: int) -> list[dict[str, Any]]:
     """Batches of a run's own training rows."""
     if source.run is None:
         raise InputError("--calibrate needs a run, which knows its data.")
-    settings = experiment.config_of(source.run)
+    settings = runfolder.config_of(source.run)
     made = plan.make(RunConfig.from_dict(settings.to_dict()))
     collate = made.task.collator(made.tokenizer)
     features = [made.train[i] for i in range(min(rows, len(made.train)))]

@@ -2,6 +2,7 @@
 
 from pinscher.prune.config import PruningConfig
 from pinscher.prune.criteria import CRITERIA, Criterion
+from pinscher.prune.once import prune_once
 from pinscher.prune.pruner import Pruner
 from pinscher.prune.schedule import SCHEDULES, Schedule
 from pinscher.prune.sites import Site, find_sites, sparsity
@@ -17,5 +18,6 @@ __all__ = [
     "Site",
     "Teacher",
     "find_sites",
+    "prune_once",
     "sparsity",
 ]

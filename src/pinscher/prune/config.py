@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pinscher.prune import calibrated as _calibrated  # noqa: F401  (registers its methods)
+from pinscher.prune import fisher as _fisher  # noqa: F401
 from pinscher.prune import gates as _gates  # noqa: F401  (registers the learned masks)
 from pinscher.prune.criteria import CRITERIA, Criterion, Snip
 from pinscher.prune.schedule import SCHEDULES, Schedule

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
+from pinscher.prune import hosts
 from pinscher.prune.gates import CLOSED, L0, Gated, SoftMovement, _ConcreteGate, _SoftGate, gate_of
 from pinscher.prune.masking import Scores, threshold
 from pinscher.prune.sites import Site
@@ -29,6 +31,30 @@ class Projection:
 
     density: float  # of open gates before it
     changed: float  # fraction of all gates that it opened or closed
+
+
+def open_gates(criterion: Gated, pruner: Pruner) -> None:
+    """Puts a gate above every site's weight."""
+    if criterion.freezes:
+        hosts.freeze_backbone(pruner.model, pruner.sites)
+    for site in pruner.sites:
+        weight = site.owner
+        gate = criterion.make_gate(weight.detach()).to(weight.device)
+        if pruner.schedule.initial < 1.0:
+            criterion.close(gate, weight.detach() == 0)
+        for module in [site.module, *site.shared_with]:
+            parametrize.register_parametrization(module, site.parameter, gate)
+        gate.train(site.module.training)
+
+
+def bake(sites: Sequence[Site]) -> None:
+    """Turns gated weights into plain ones, with exact zeros where the masks are."""
+    for site in sites:
+        gate, owner = gate_of(site), site.owner
+        baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
+        for module in [site.module, *site.shared_with]:
+            parametrize.remove_parametrizations(module, site.parameter, leave_parametrized=False)
+        site.owner.data.copy_(baked)
 
 
 def steer(criterion: Gated, pruner: Pruner, t: int) -> None:

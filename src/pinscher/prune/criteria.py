@@ -36,7 +36,7 @@ class Criterion:
     needs_grad: ClassVar[bool] = True
     schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is but one
     hold: ClassVar[str | None] = None  # likewise
-    calibration: ClassVar[bool] = False  # whether the steps before the masking only measure and train nothing
+    measures_first: ClassVar[bool] = False  # whether the steps before the masking only measure and train nothing
 
     @property
     def moment(self) -> Literal["before", "after"]:
@@ -57,6 +57,12 @@ class Criterion:
     def scores(self, site: Site) -> Scores:
         """The scores of a site, shaped like its weight."""
         raise NotImplementedError
+
+    def ready(self, site: Site) -> None:
+        """Called for every site just before the weights are ranked."""
+
+    def compensate(self, site: Site, pruned: Tensor) -> None:
+        """Called after a ranking with the flat mask (True is pruned): may move the weights that stay."""
 
     def _choose(self, **choices: tuple[str, ...]) -> None:
         for name, allowed in choices.items():
@@ -305,7 +311,7 @@ class Snip(Smoothed):
 
     schedule: ClassVar[str | None] = "one-shot"
     hold: ClassVar[str | None] = "always"
-    calibration: ClassVar[bool] = True
+    measures_first: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,6 +56,10 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
                 "the learned masks share a parameter group with the weights, so they would train at the weights' "
                 "learning rate. Build the optimiser from pruner.param_groups() instead of model.parameters()."
             )
+    elif any(site.moving is not None for site in sites):
+        trained = [p for site in sites if site.moving is not None for p in site.moving.parameters()]
+        if any(id(p) not in inside for p in trained):
+            raise ValueError("the adapters are not in this optimiser: build it from pruner.param_groups().")
     elif criterion.needs_grad:
         missing = [site.name for site in sites if id(site.owner) not in inside or not site.owner.requires_grad]
         if missing:

@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from pinscher.prune import controller, hosts
+from pinscher.prune import adapters, controller, hosts, resuming
+from pinscher.prune.calibrated import Batches, Calibrated, prune_blocks_, require
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
 from pinscher.prune.gates import Gated, gate_of, plain_state_dict
 from pinscher.prune.masking import ALONE, Ranks
 from pinscher.prune.ranking import Ranking
+from pinscher.prune.resuming import VERSION
 from pinscher.prune.sites import find_sites
 from pinscher.prune.summary import Count, table
 
-VERSION = 1
 NEARLY_DENSE = 0.99  # a checkpoint with fewer zeros than this was never pruned: a few weights are zero by chance
 
 
@@ -38,17 +38,22 @@ class Pruner:
             exists: give it `param_groups()`.
         config: what to prune, how far and how.
         ranks: the processes that hold shards of the weights; leave it where every process holds all of them (DDP).
+        calibration: batches of model inputs for wanda and sparsegpt, or a function that gives them when they are due.
     """
 
-    def __init__(self, model: nn.Module, config: PruningConfig, ranks: Ranks = ALONE) -> None:
-        self.model, self.config, self.ranks = model, config, ranks
+    def __init__(
+        self, model: nn.Module, config: PruningConfig, ranks: Ranks = ALONE, calibration: Batches | None = None
+    ) -> None:
+        self.model, self.config, self.ranks, self.calibration = model, config, ranks, calibration
         self.sites = find_sites(model, config.target_modules, config.exclude_modules)
         for site in self.sites:
             if not site.owner.is_contiguous():
                 site.owner.data = site.owner.data.contiguous()
         self.criterion = config.make_criterion()
         self.schedule = config.make_schedule()
-        gated = isinstance(self.criterion, Gated)
+        self.adapted = adapters.are_there(self.sites, self.criterion)
+        self.others = adapters.others(model, self.sites) if self.adapted else []  # further matrices with adapters
+        gated = isinstance(self.criterion, Gated) or self.adapted
         again = self.criterion.lasting and config.regrow and not self.schedule.once
         store = gated or not again or config.track_revived
         self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
@@ -69,7 +74,9 @@ class Pruner:
         for site in self.sites:
             self.criterion.prepare(site, STATE_DTYPES[config.state_dtype])
         if isinstance(self.criterion, Gated):
-            self._open_gates(self.criterion)
+            controller.open_gates(self.criterion, self)
+        elif self.adapted:
+            adapters.open_(self.sites, self.others)
 
     @property
     def total(self) -> int:
@@ -94,18 +101,24 @@ class Pruner:
             raise RuntimeError("this pruner is attached already; call detach() first")
         if self.finished:
             raise RuntimeError("this pruner is finished; make a new one to prune further")
-        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self.target:
-            raise ValueError(
-                f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
-                f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
-            )
+        self.refuse_sparser()
         optimizer = hosts.unwrap(optimizer)
         hosts.check(optimizer, self.sites, self.criterion)
+        if isinstance(self.criterion, Calibrated):
+            require(self.criterion, self.calibration)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
         return self
+
+    def refuse_sparser(self) -> None:
+        """Refuses a model with more zeros than asked for: some would have to grow back from nothing."""
+        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self.target:
+            raise ValueError(
+                f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
+                f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
+            )
 
     def detach(self) -> None:
         """Removes the hooks; the model and the pruner's state stay as they are."""
@@ -144,11 +157,12 @@ class Pruner:
             self._probe = hosts.probe_of(self.sites)
         if isinstance(self.criterion, Gated) and self.criterion.adds_penalty:
             self._add_penalty(self.criterion)
-        if self.criterion.calibration and self.t < self.schedule.settled_at:
+        if self.criterion.measures_first and self.t < self.schedule.settled_at:
             hosts.drop_gradients(optimizer)
 
     def _complete_step(self) -> None:
         if self._skipping:
+            adapters.forget(self.sites)
             return
         self.t += 1
         if isinstance(self.criterion, Gated):
@@ -158,8 +172,16 @@ class Pruner:
             hosts.reread_scale(self.sites, self._probe)
             self._look(self.t)
         if self._ranked_now or self._holding():
-            self.ranking.apply()
+            self._apply()
         self._ranked_now = False
+        adapters.forget(self.sites)
+
+    def _apply(self) -> None:
+        """Makes pruned weights zero: in their place, or above frozen weights in what the forward pass sees of them."""
+        if self.adapted:
+            adapters.close_(self.sites, self.ranking)
+        else:
+            self.ranking.apply()
 
     def _look(self, t: int) -> None:
         """Shows every site to the criterion and ranks the weights if that is due after step t."""
@@ -174,8 +196,23 @@ class Pruner:
         if ends:
             self._observed = 0
         if due:
-            self.ranking.rank(self.schedule.density(t))
+            self._rank(self.schedule.density(t))
             self._ranked_now = True
+
+    def _rank(self, density: float, early: bool = False) -> None:
+        """Chooses the weights to keep; a method may change them to make up for those that go."""
+        if isinstance(self.criterion, Calibrated):
+            barred = None if self.config.regrow else self.ranking.pruned
+            pruned = prune_blocks_(self.model, self.sites, self.criterion, density, self.calibration, barred)
+            self.ranking.adopt(pruned)
+            return
+        for site in self.sites:
+            self.criterion.ready(site)
+        if early:
+            self._refuse_unmeasured()
+        self.ranking.rank(density)
+        for site in self.sites if self.ranking.pruned else ():
+            self.criterion.compensate(site, self.ranking.pruned[site.name])
 
     def _gate_parameters(self) -> list[nn.Parameter]:
         """The parameters of learned masks; none for other methods."""
@@ -211,18 +248,6 @@ class Pruner:
             groups.append({"params": masks, "lr": self.criterion.score_lr, "weight_decay": 0.0})
         return groups
 
-    def _open_gates(self, criterion: Gated) -> None:
-        if criterion.freezes:
-            hosts.freeze_backbone(self.model, self.sites)
-        for site in self.sites:
-            weight = site.owner
-            gate = criterion.make_gate(weight.detach()).to(weight.device)
-            if self.schedule.initial < 1.0:
-                criterion.close(gate, weight.detach() == 0)
-            for module in [site.module, *site.shared_with]:
-                parametrize.register_parametrization(module, site.parameter, gate)
-            gate.train(site.module.training)
-
     def _add_penalty(self, criterion: Gated) -> None:
         """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
         asked = 1.0 - self.schedule.density(self.t)
@@ -249,21 +274,28 @@ class Pruner:
             if isinstance(self.criterion, Gated):
                 if behind:
                     controller.project(self.criterion, self, self.schedule.final)
-                self._bake()
+                controller.bake(self.sites)
             elif self.schedule.final < 1.0:
                 if behind:
-                    self._refuse_unmeasured()
-                    self.ranking.rank(self.schedule.final)
-                self.ranking.apply()
+                    self._rank(self.schedule.final, early=True)
+                self._apply()
+            if self.adapted:
+                controller.bake([*self.sites, *self.others])
+                self.model = adapters.unload(self.model, [*self.sites, *self.others])
         self.detach()
         self.finished = True
         return self.model
 
     def model_state_dict(self) -> dict[str, Any]:
         """The model's state dict as an ordinary model's, whatever the method: what may be written to a model file."""
-        if not isinstance(self.criterion, Gated) or self.finished:
+        if not self._gates_are_open:
             return self.model.state_dict()
-        return plain_state_dict(self.model, self.sites)
+        plain = adapters.plain_state_dict if self.adapted else plain_state_dict
+        return plain(self.model, [*self.sites, *self.others])
+
+    @property
+    def _gates_are_open(self) -> bool:
+        return (isinstance(self.criterion, Gated) or self.adapted) and not self.finished
 
     def _refuse_unmeasured(self) -> None:
         scores = (self.ranking.scores(site).read(slice(None)) for site in self.sites)
@@ -273,22 +305,14 @@ class Pruner:
                 f"{self.schedule.interval} steps and call finish before the gradients are cleared."
             )
 
-    def _bake(self) -> None:
-        for site in self.sites:
-            gate, owner = gate_of(site), site.owner
-            baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
-            for module in [site.module, *site.shared_with]:
-                parametrize.remove_parametrizations(module, site.parameter, leave_parametrized=False)
-            site.owner.data.copy_(baked)
-
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain values and tensors (safe to store without pickle)."""
         sites: dict[str, dict[str, Tensor]] = {}
-        for site in self.sites:
+        for site in [*self.sites, *self.others]:
             sites[site.name] = dict(site.state)
-            if isinstance(self.criterion, Gated) and not self.finished:
+            if self._gates_are_open:
                 sites[site.name]["weight"] = site.owner.detach()
                 gate = gate_of(site).state_dict()
                 sites[site.name].update({f"gate.{name}": tensor for name, tensor in gate.items()})
@@ -314,7 +338,7 @@ class Pruner:
             ValueError: if the state is of another version, method or model. Nothing is changed then.
         """
         mine = self.state_dict()
-        self._check_state(state, mine)
+        resuming.check(state, mine, self.sites, self.finished)
         self.schedule = self.config.make_schedule(initial_density=state["initial_density"])
         self.t, self._observed = state["t"], state["observed"]
         self._late, self._overdue = state["late"], state["overdue"]
@@ -324,37 +348,10 @@ class Pruner:
             for key, tensor in tensors.items():
                 tensor.copy_(state["sites"][name][key])
 
-    def _check_state(self, state: dict[str, Any], mine: dict[str, Any]) -> None:
-        if state.get("version") != VERSION:
-            raise ValueError(f"pruner state of version {state.get('version')}; this pinscher reads version {VERSION}")
-        if state["finished"] or self.finished:
-            raise ValueError("a finished pruner has nothing to resume: its model is an ordinary one, load that instead")
-        for name in ("method", "options", "regrow", "state_dtype"):
-            if state["config"][name] != mine["config"][name]:
-                raise ValueError(
-                    f"the checkpoint was made with {name}={state['config'][name]!r}, this run has "
-                    f"{mine['config'][name]!r}: resume with the same"
-                )
-        if set(state["sites"]) != set(mine["sites"]):
-            odd = min(set(state["sites"]) ^ set(mine["sites"]))
-            raise ValueError(f"the checkpoint prunes other matrices than this model has, for one {odd}")
-        for site, tensors in mine["sites"].items():
-            for name, tensor in tensors.items():
-                saved = state["sites"][site].get(name)
-                if saved is None or saved.shape != tensor.shape:
-                    raise ValueError(f"the checkpoint's {name} of {site} is missing or of another shape")
-        sizes = {site.name: site.weight.numel() for site in self.sites}
-        for site, mask in state["ranking"]["pruned"].items():
-            if mask.numel() != sizes.get(site):
-                raise ValueError(f"the checkpoint's mask of {site} is of another shape")
-        changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
-        if changed:
-            warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=3)
-
     def state_bytes(self) -> int:
         """Memory of the pruner's own tensors, learned masks included."""
         own = [t for site in self.sites for t in site.state.values()] + list(self.ranking.pruned.values())
-        if isinstance(self.criterion, Gated) and not self.finished:
+        if self._gates_are_open:
             own += [t for site in self.sites for t in gate_of(site).state_dict().values()]
         return sum(t.numel() * t.element_size() for t in own)
 

@@ -60,6 +60,12 @@ class Ranking:
             self.revived = self.ranks.count(back)
         self.kept = keep
 
+    def adopt(self, pruned: dict[str, Tensor]) -> None:
+        """Takes masks (flat, True where pruned) that a method has chosen by itself."""
+        back = sum(int(torch.count_nonzero(was & ~pruned[name])) for name, was in self.pruned.items())
+        self.pruned, self.revived = pruned, self.ranks.count(back)
+        self.kept = self.total - self.ranks.count(sum(int(torch.count_nonzero(p)) for p in pruned.values()))
+
     def check(self, keep: int, left: int) -> None:
         """Never prune another number of weights than was asked for; `left` is what stays on this rank."""
         kept = self.ranks.count(left)

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,20 @@ from torch.nn.utils import parametrize
 
 Patterns = str | Iterable[str] | None
 
-_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+_WRAPPERS = re.compile(
+    r"(^base_model\.model(?=\.))|(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)(?=\.|$)"
+)
+_ADAPTERS = re.compile(r"(^|\.)(lora_\w+|original_module)(\.|$)")
+
+
+class Moving(Protocol):
+    """What stands above a frozen weight: its value with all that trains, and the gradient of that."""
+
+    pull: Tensor | None
+
+    def updated(self, weight: Tensor) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 @dataclass(eq=False)
@@ -37,6 +51,8 @@ class Site:
     kind: str = ""  # its place in that block, e.g. "attention.self.query"
     transposed: bool = False  # [in, out] instead of [out, in]
     shared_with: list[nn.Module] = field(default_factory=list)  # further modules that use the same parameter
+    adapter: nn.Module | None = None  # the low-rank adapter around it, if there is one
+    moving: Moving | None = None  # what makes it move while it is frozen itself
     lr: float = 0.0  # learning rate of its parameter group at this step
     grad_scale: float = 1.0  # what its gradient is still multiplied by (GradScaler with a fused optimiser)
     state: dict[str, Tensor] = field(default_factory=dict)  # the criterion's own
@@ -70,13 +86,15 @@ class Site:
 
     @property
     def weight(self) -> Tensor:
-        """This rank's part of the weight, flat and writable, without autograd."""
+        """This rank's part of the weight, flat and writable, without autograd; a copy if frozen below an adapter."""
+        if self.moving is not None:
+            return self.moving.updated(self.owner).detach().reshape(-1)
         return local(self.owner.detach()).view(-1)
 
     @property
     def grad(self) -> Tensor | None:
         """This rank's part of the gradient, flat."""
-        grad = self.owner.grad
+        grad = self.owner.grad if self.moving is None else self.moving.pull
         return None if grad is None else local(grad.detach()).reshape(-1)
 
     @property
@@ -129,10 +147,12 @@ def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_module
     if exclude_modules is not None and chosen:
         chosen -= _matching([name for name, _ in matrices], exclude_modules, "exclude_modules")
     sites: dict[int, Site] = {}
+    adapted = {id(m.base_layer): m for m in model.modules() if is_adapted(m)}
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, module in matrices:
         for parameter in _parameters(module) if name in chosen else ():
             site = _site(name, module, parameter, candidates[name])
+            site.adapter = adapted.get(id(module))
             if id(site.owner) in sites:
                 sites[id(site.owner)].shared_with.append(module)
             elif id(site.owner) not in embedded:
@@ -161,6 +181,11 @@ def is_matrix(module: nn.Module) -> bool:
     return bool(_parameters(module))
 
 
+def is_adapted(module: nn.Module) -> bool:
+    """A peft layer that adds a low-rank adapter to the matrix inside it, recognised without importing peft."""
+    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
+
+
 def clean_name(name: str) -> str:
     """A module's path without the prefixes that wrappers add."""
     return _WRAPPERS.sub("", name).lstrip(".")
@@ -176,7 +201,7 @@ def _parameters(module: nn.Module) -> list[str]:
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
-        if _parameters(module):
+        if _parameters(module) and not _ADAPTERS.search(name):
             yield clean_name(name), module
 
 
@@ -186,7 +211,8 @@ def _blocks(model: nn.Module) -> Iterator[str]:
     for name, container in model.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential) or any(name.startswith(p) for p in inside):
             continue
-        composite = {n: m for n, m in container.named_children() if not _parameters(m) and any(_matrices(m))}
+        single = {n for n, m in container.named_children() if _parameters(m) or is_adapted(m)}
+        composite = {n: m for n, m in container.named_children() if n not in single and any(_matrices(m))}
         if isinstance(container, nn.Sequential) and (len(composite) < 2 or len({*map(type, composite.values())}) > 1):
             continue
         if composite:

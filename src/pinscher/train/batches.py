@@ -62,6 +62,16 @@ def counted(batch: Mapping[str, Any], kind: str) -> int:
     return len(next(value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0))
 
 
+def calibration_batches(rows: Any, collate: Any, number: int, size: int, seed: int, device: Any) -> list[Any]:
+    """Batches of `number` rows, drawn by `seed` alone, so that a resumed run sees the same ones."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()[:number]
+    found = []
+    for start in range(0, len(order), size):
+        batch = collate([rows[i] for i in order[start : start + size]])
+        found.append({name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in batch.items()})
+    return found
+
+
 def kind_of(model: Any) -> str | None:
     """What a transformers model's outputs are, from its class; None for a class that is none of ours."""
     name = type(model).__name__

@@ -12,6 +12,19 @@ from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig
 from pinscher.prune.gates import Gated
+from pinscher.train.batches import calibration_batches
+
+
+def calibration(loader: Any, pruner: Pruner | None, args: Any) -> list[Any]:
+    """The calibration batches of a Trainer: some of its training rows."""
+    assert pruner is not None
+    rows = loader.dataset
+    if not hasattr(rows, "__len__"):
+        raise InputError(
+            f"{pruner.config.method} draws its calibration data from the training rows: they must have a length."
+        )
+    number = getattr(pruner.criterion, "calibration", 0)
+    return calibration_batches(rows, loader.collate_fn, number, args.train_batch_size, args.seed, args.device)
 
 
 class PruningCallback(TrainerCallback):
@@ -41,7 +54,9 @@ class PruningCallback(TrainerCallback):
                 f"the schedule is made for {self.config.total_steps} steps but this run has {state.max_steps}: leave "
                 "total_steps out of the PruningConfig."
             )
-        self.pruner = Pruner(model, dataclasses.replace(self.config, total_steps=state.max_steps))
+        loader = kwargs.get("train_dataloader")
+        config = dataclasses.replace(self.config, total_steps=state.max_steps)
+        self.pruner = Pruner(model, config, calibration=lambda: calibration(loader, self.pruner, args))
         if state.global_step > 0:
             folder = self._folder(args, state)
             if not checkpoint.exists(folder):

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
-from pinscher.train import experiment, grid, results, scoreboard, tables, worker
+from pinscher.train import experiment, grid, results, runfolder, scoreboard, tables, worker
 from pinscher.train.config import RunConfig
 from pinscher.train.grid import Cell, Comparison, Trial
 from pinscher.train.tables import Table
@@ -52,7 +52,7 @@ class Session:
     def todo(self) -> list[Trial]:
         """The runs that this machine still has to make, in order."""
         mine = [trial for cell in self.mine for trial in cell.trials]
-        return [trial for trial in mine if not experiment.is_finished(trial.config.folder)]
+        return [trial for trial in mine if not runfolder.is_finished(trial.config.folder)]
 
     def trouble(self, trial: Trial) -> Path:
         return self.output / ERRORS / f"{trial.name}.txt"
@@ -85,7 +85,7 @@ class Session:
             self.failed[trial.name] = worker.told(self.trouble(trial))
             self.say(f"failed: {trial.name}: {self.failed[trial.name]}")
         else:
-            result = experiment.read_result(trial.config.folder)
+            result = runfolder.read_result(trial.config.folder)
             scores = result.validation if trial.tuned else result.scores  # nobody is to pick by the test
             said = ", ".join(f"{name} {value:.2f}" for name, value in scores.items() if name in (result.main, "loss"))
             self.say(f"finished: {trial.name}, {'validation ' * bool(trial.tuned)}{said}, {result.seconds:.0f} s")
@@ -124,8 +124,8 @@ def run(session: Session, jobs: int = 1) -> Table:
     with claimed(output / f".running-{part}-of-{parts}", remedy) as claim:
         for cell in session.mine:
             for trial in cell.trials:
-                if experiment.is_finished(trial.config.folder):
-                    experiment.remove_checkpoints(trial.config.folder)  # killed after its result was written
+                if runfolder.is_finished(trial.config.folder):
+                    runfolder.remove_checkpoints(trial.config.folder)  # killed after its result was written
         todo = session.todo()
         if jobs > 1:
             _side_by_side(session, todo, jobs, claim.fileno())

@@ -12,6 +12,7 @@ import yaml
 
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, SCHEDULES, PruningConfig
+from pinscher.prune.once import prunes_once
 from pinscher.prune.teacher import OBJECTIVES
 
 DENSE = "dense"
@@ -62,7 +63,9 @@ class RunConfig:
     epochs: float | None = _flag(
         None, "Passes over the training rows; by default 30,000 examples, 3 to 15 passes.", "Training"
     )
-    max_steps: int | None = _flag(None, "Optimiser steps, instead of epochs.", "Training")
+    max_steps: int | None = _flag(
+        None, "Optimiser steps, instead of epochs; 0 prunes without training (wanda, sparsegpt, …).", "Training"
+    )
     batch_size: int = _flag(32, "Examples in a batch, on each process.", "Training")
     gradient_accumulation: int = _flag(1, "Batches in an optimiser step.", "Training")
     eval_batch_size: int = _flag(64, "Examples in a batch when evaluating.", "Training")
@@ -104,6 +107,10 @@ class RunConfig:
     target_modules: list[str] = _flag([], "Modules to prune instead: names or expressions.", "Pruning")
     exclude_modules: list[str] = _flag([], "Modules to leave alone: names or expressions.", "Pruning")
     state_dtype: str = _flag("float32", "Precision of the smoothed scores: float32 or bfloat16.", "Pruning")
+    lora_rank: int | None = _flag(
+        None, "Train low-rank adapters of this rank instead of the weights (LoRA).", "Pruning"
+    )
+    lora_alpha: float | None = _flag(None, "Adapters are scaled by alpha / rank; by default twice the rank.", "Pruning")
     option: dict[str, Any] = _flag({}, "The method's own options, as NAME=VALUE.", "Pruning")
 
     def __post_init__(self) -> None:
@@ -137,14 +144,23 @@ class RunConfig:
         if not 0.0 <= self.sparsity < 1.0:
             hint = f" Did you mean {self.sparsity / 100:g}?" if 1.0 < self.sparsity < 100.0 else ""
             raise InputError(f"--sparsity must lie in [0, 1), not {self.sparsity:g}.{hint}")
-        for name in ("batch_size", "eval_batch_size", "gradient_accumulation", "max_steps", "epochs", "learning_rate"):
+        for name in ("batch_size", "eval_batch_size", "gradient_accumulation", "epochs", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"--{name.replace('_', '-')} must be positive, not {value}.")
-        for name in ("rows", "test_rows", "max_length", "eval_every", "save_every", "interval", "beams"):
+        for name in ("rows", "test_rows", "max_length", "eval_every", "save_every", "interval", "beams", "lora_rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+        if self.max_steps is not None and self.max_steps < 0:
+            raise InputError(f"--max-steps must be positive, or 0 to prune without training; not {self.max_steps}.")
+        if self.max_steps == 0 and not self.is_dense and not prunes_once(self.method):
+            able = ", ".join(name for name in CRITERIA if prunes_once(name))
+            raise InputError(f"method {self.method!r} measures while it trains: --max-steps 0 goes with {able}.")
+        if self.lora_alpha is not None and (self.lora_rank is None or not self.lora_alpha > 0):
+            raise InputError("--lora-alpha must be positive, and goes with --lora-rank.")
+        if self.lora_rank is not None and self.max_steps == 0:
+            raise InputError("--lora-rank trains adapters: it needs steps, not --max-steps 0.")
         if not 0.0 < self.validation_fraction < 1.0:
             raise InputError(f"--validation-fraction must lie between 0 and 1, not {self.validation_fraction:g}.")
 
@@ -166,7 +182,7 @@ class RunConfig:
             return PruningConfig(
                 method=self.method,
                 sparsity=self.sparsity,
-                total_steps=total_steps,
+                total_steps=total_steps or None,  # without training there is no schedule
                 schedule=self.schedule,
                 warmup=self.warmup,
                 cooldown=self.cooldown,

@@ -2,60 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import math
 import os
-import platform
-import shutil
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import accelerate
-import datasets
-import numpy as np
 import torch
 import transformers
-import yaml
 from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
-from pinscher import __version__, checkpoint
+from pinscher import checkpoint
 from pinscher.errors import InputError
-from pinscher.prune import sparsity
-from pinscher.train import models
+from pinscher.prune import find_sites, sparsity
+from pinscher.prune.adapters import are_there
+from pinscher.train import models, runfolder, untrained
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
 from pinscher.train.plan import Plan
 from pinscher.train.processes import processes
+from pinscher.train.runfolder import Result
 from pinscher.train.runlog import ProgressLine, RunLog
 from pinscher.train.stopping import Stopping
 from pinscher.train.trainer import PinsTrainer
 
 QUIET = Console(quiet=True)
 C = TypeVar("C")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended. Scores are percent, on the test set."""
-
-    folder: Path
-    status: str  # finished or interrupted
-    main: str
-    scores: dict[str, float]
-    dense: dict[str, float] | None
-    sparsity: float
-    steps: int
-    seconds: float  # of training and testing, over all sittings
-    validation: dict[str, float] = field(default_factory=dict)  # the final model on the validation rows
-
-    @property
-    def score(self) -> float:
-        return self.scores[self.main]
 
 
 def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) -> Result:
@@ -71,18 +48,17 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     """
     folder = config.folder
     if not resume:
-        check_place(folder)
-        _refuse_existing(folder, config.overwrite)
+        runfolder.check_place(folder)
+        runfolder.refuse_existing(folder, config.overwrite)
     plan = planning.make(config)
     if resume:
-        _check_same(plan, folder, console)
+        runfolder.check_same(plan, folder, console)
     model = _fresh_model(plan)
-    _check_prunable(plan, model)
     if config.teacher is not None:
         models.check_order(config.teacher, plan.labels)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
-        _start_folder(plan, config, folder, resume)
+        runfolder.start(plan, config, folder, resume)
     processes().wait_for_everyone()
     dense, teacher = None, config.teacher
     if config.baseline or (config.objective == "knowledge-distillation" and teacher is None):
@@ -94,32 +70,42 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         model = _fresh_model(plan)
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+    if plan.steps == 0:
+        started = time.time()
+        untrained.prune(plan, model)
+        return _test(model, plan, folder, dense, 0, time.time() - started, console)
     trainer = _trainer(plan, model, folder, teacher, console)
-    return _train_and_test(trainer, plan, folder, dense, resume, console)
+    stopping, log = _callback(trainer, Stopping), _callback(trainer, RunLog)
+    with stopping.listening():
+        trainer.train(runfolder.last_checkpoint(folder) if resume else None)
+    steps = trainer.state.global_step
+    if steps < plan.steps:
+        result = Result(folder, "interrupted", plan.task.main, {}, None, 0.0, steps, log.seconds)
+        runfolder.write_result(result, plan, {})
+        return result
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    return _test(model, plan, folder, dense, steps, log.seconds, console)
 
 
 def _fresh_model(plan: Plan) -> Any:
-    transformers.set_seed(plan.config.seed)
-    return models.load_model(plan.config.model, plan.task, plan.labels, plan.tokenizer, plan.config.new_head)
+    config = plan.config
+    transformers.set_seed(config.seed)
+    model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
+    _check_prunable(plan, model)
+    if config.lora_rank is not None:
+        model = models.with_adapters(model, plan.task.kind, config.lora_rank, config.lora_alpha)
+        _check_method(plan, model)
+    return model
 
 
-def _train_and_test(
-    trainer: PinsTrainer, plan: Plan, folder: Path, dense: Result | None, resume: bool, console: Console
+def _test(
+    model: Any, plan: Plan, folder: Path, dense: Result | None, steps: int, seconds: float, console: Console
 ) -> Result:
-    stopping, log = _callback(trainer, Stopping), _callback(trainer, RunLog)
-    with stopping.listening():
-        trainer.train(_last_checkpoint(folder) if resume else None)
-    task, steps = plan.task, trainer.state.global_step
-    if steps < plan.steps:
-        result = Result(folder, "interrupted", task.main, {}, None, 0.0, steps, log.seconds)
-        _write_result(result, plan, {})
-        return result
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    main = processes().is_main_process
+    """Saves the finished model and scores it on the test set."""
+    task, main = plan.task, processes().is_main_process
     validation: dict[str, float] = {}
     if main:
-        assert trainer.validate is not None
-        validation = trainer.validate(model)  # the log knows the model of the last evaluation, not the final one
+        validation = _validator(plan)(model)  # the log knows the model of the last evaluation, not the final one
         with checkpoint.whole(folder / "model") as fresh:
             model.save_pretrained(fresh)
             plan.tokenizer.save_pretrained(fresh)
@@ -138,25 +124,17 @@ def _train_and_test(
         None if dense is None else dense.scores,
         zeros,
         steps,
-        log.seconds,
+        seconds,
         validation,
     )
     if main:
-        _write_result(result, plan, found.splits)
-        remove_checkpoints(folder)
+        runfolder.write_result(result, plan, found.splits)
+        runfolder.remove_checkpoints(folder)
     return result
 
 
 def _callback(trainer: PinsTrainer, kind: type[C]) -> C:
     return next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind))
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Removes what led to model/; a reporter's files stay."""
-    for path in [*(folder / "checkpoints").glob("checkpoint-*"), folder / "checkpoints" / "best"]:
-        shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        (folder / "checkpoints").rmdir()
 
 
 # ------------------------------------------------------------ the parts of a run
@@ -168,15 +146,6 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
     if config.objective == "knowledge-distillation" and not config.is_dense:
         assert teacher is not None
         fixed = models.load_model(teacher, task, plan.labels, plan.tokenizer)
-    validation = plan.splits.validation
-
-    def validate(model: Any) -> dict[str, float]:
-        if task.judged_by_loss:
-            return {"loss": mean_loss(model, features, task, plan.tokenizer, config.eval_batch_size)}
-        said = answer(model, task, plan.tokenizer, validation, plan.labels, config.eval_batch_size, features)
-        return task.scores(said, validation)
-
-    features = task.features(validation, plan.tokenizer, plan.labels, training=task.judged_by_loss)
     trainer = PinsTrainer(
         model=model,
         args=_arguments(plan, folder),
@@ -190,11 +159,25 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
         mix=config.mix,
         temperature=config.temperature,
         select=config.select,
-        validate=validate,
+        validate=_validator(plan),
         callbacks=[Stopping(), RunLog(folder / "log.jsonl"), ProgressLine(console, _title(config))],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _validator(plan: Plan) -> Callable[[Any], dict[str, float]]:
+    """A model's scores on the validation rows; of texts the loss, since generating them takes too long."""
+    task, size, validation = plan.task, plan.config.eval_batch_size, plan.splits.validation
+    features = task.features(validation, plan.tokenizer, plan.labels, training=task.judged_by_loss)
+
+    def validate(model: Any) -> dict[str, float]:
+        if task.judged_by_loss:
+            return {"loss": mean_loss(model, features, task, plan.tokenizer, size)}
+        said = answer(model, task, plan.tokenizer, validation, plan.labels, size, features)
+        return task.scores(said, validation)
+
+    return validate
 
 
 def _arguments(plan: Plan, folder: Path) -> TrainingArguments:
@@ -248,92 +231,9 @@ def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:
         baseline=False,
         output=str(config.folder / DENSE),
     )
-    if resume and is_finished(inner.folder):
-        return read_result(inner.folder)
+    if resume and runfolder.is_finished(inner.folder):
+        return runfolder.read_result(inner.folder)
     return run(inner, resume=resume and (inner.folder / "config.yaml").exists(), console=console)
-
-
-# ------------------------------------------------------------ the folder
-
-
-def check_place(folder: Path) -> None:
-    """Refuses a folder that could not be written, before any work is done for it."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"cannot write {folder}: it is a file. Choose another --output.")
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not above.is_dir():
-        raise InputError(f"cannot write {folder}: {above} is a file. Choose another --output.")
-    if not os.access(above, os.W_OK):
-        raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another --output.")
-
-
-def _refuse_existing(folder: Path, overwrite: bool) -> None:
-    if not (folder / "config.yaml").exists():
-        left = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        if any(name != DENSE and not name.endswith(".new") for name in left):  # a kill may leave a temporary file
-            raise InputError(f"{folder} is not empty and not a run: choose another --output.")
-        return
-    if overwrite:
-        return  # it is removed when nothing is left that could go wrong
-    status = read_result(folder).status if (folder / "result.json").exists() else "interrupted"
-    resume = f"continue it with: pinscher prune --resume {folder}, or " if status != "finished" else ""
-    raise InputError(f"{folder} holds a run already ({status}): {resume}replace it with --overwrite.")
-
-
-def _start_folder(plan: Plan, asked: RunConfig, folder: Path, resume: bool) -> None:
-    if resume:
-        return
-    if plan.config.overwrite:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror}. Choose another --output.") from None
-    splits = plan.splits
-    sizes = {"train": len(plan.splits.train or ()), "validation": len(splits.validation or ())}
-    text = yaml.safe_dump(
-        {
-            "run": plan.config.to_dict(),
-            "asked": asked.to_dict(),  # before the open questions were decided
-            "data": {
-                "fingerprint": splits.fingerprint,
-                "rows": sizes | {f"test: {name}": len(rows) for name, rows in splits.tests.items()},
-                "labels": list(plan.labels),
-                "notes": list(splits.notes),
-            },
-            "versions": _versions(),
-        },
-        sort_keys=False,
-        allow_unicode=True,
-    )
-    checkpoint.write_text(folder / "config.yaml", text)
-
-
-def _check_same(plan: Plan, folder: Path, console: Console) -> None:
-    """Refuses to resume on other data; says when the result may differ in the last bits."""
-    known = yaml.safe_load((folder / "config.yaml").read_text())
-    if known["data"]["fingerprint"] != plan.splits.fingerprint:
-        raise InputError(f"the data is not what it was when {folder} was started: it cannot be resumed, start anew.")
-    for name, now in _versions().items():
-        before = known["versions"].get(name)
-        if before != now:
-            console.print(
-                f"note: {name} was {before}, now {now}: the result may differ in the last bits", highlight=False
-            )
-
-
-def _versions() -> dict[str, Any]:
-    """What the last bits of a result depend on, besides the settings."""
-    return {
-        "pinscher": __version__,
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-        "datasets": datasets.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "processes": processes().num_processes,
-    }
 
 
 def _check_prunable(plan: Plan, model: Any) -> None:
@@ -348,65 +248,11 @@ def _check_prunable(plan: Plan, model: Any) -> None:
         )
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint; none if the run was killed before the first."""
-    found = {int(path.name.removeprefix("checkpoint-")): path for path in (folder / "checkpoints").glob("checkpoint-*")}
-    return str(found[max(found)]) if found else None
-
-
-def config_of(folder: str | Path) -> RunConfig:
-    """The configuration of a run that exists."""
-    path = Path(folder) / "config.yaml"
-    if not path.exists():
-        raise InputError(f"{folder} is not a run: it has no config.yaml.")
-    settings = RunConfig.settings_of(path)
-    return RunConfig.from_dict(settings | {"output": str(folder)}, str(path))
-
-
-def _write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]) -> None:
-    if not processes().is_main_process:
+def _check_method(plan: Plan, model: Any) -> None:
+    """Refuses a method that cannot be used with adapters before anything is written."""
+    if plan.pruning is None:
         return
-    data = {
-        "status": result.status,
-        "task": plan.config.task,
-        "model": plan.config.model,
-        "method": DENSE if plan.config.is_dense else plan.config.method,
-        "main": result.main,
-        "metrics": {
-            "pruned": result.scores,
-            "dense": result.dense,
-            "splits": splits,
-            "validation": result.validation,
-        },
-        "sparsity": result.sparsity,
-        "target_sparsity": 0.0 if plan.config.is_dense else plan.config.sparsity,
-        "steps": result.steps,
-        "total_steps": plan.steps,
-        "seconds": round(result.seconds, 1),
-    }
-    checkpoint.write_text(result.folder / "result.json", json.dumps(data, indent=1) + "\n")
-
-
-def is_finished(folder: str | Path) -> bool:
-    return (Path(folder) / "result.json").exists() and read_result(folder).status == "finished"
-
-
-def read_result(folder: str | Path) -> Result:
-    """The result of a run that exists."""
-    folder = Path(folder)
     try:
-        data = json.loads((folder / "result.json").read_text())
-    except FileNotFoundError:
-        raise InputError(f"{folder} has no result yet: continue it with: pinscher prune --resume {folder}") from None
-    metrics = data["metrics"]
-    return Result(
-        folder,
-        data["status"],
-        data["main"],
-        metrics["pruned"],
-        metrics["dense"],
-        data["sparsity"],
-        data["steps"],
-        data["seconds"],
-        metrics.get("validation", {}),
-    )
+        are_there(find_sites(model), plan.pruning.make_criterion())
+    except ValueError as error:
+        raise InputError(str(error)) from None

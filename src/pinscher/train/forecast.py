@@ -9,7 +9,7 @@ import torch
 from rich.table import Table
 
 from pinscher.errors import InputError
-from pinscher.train import experiment, models, results
+from pinscher.train import models, results, runfolder
 from pinscher.train import plan as planning
 from pinscher.train.compare import Session
 from pinscher.train.config import RunConfig
@@ -26,7 +26,7 @@ def show(session: Session, jobs: int = 1) -> None:
     table = Table("task", "sparsity", "method", "objective", "seeds", "runs", "done", box=None, pad_edge=False)
     for (task, sparsity, variant), cells in kinds.items():
         trials = [trial for cell in cells for trial in cell.trials]
-        done = sum(experiment.is_finished(trial.config.folder) for trial in trials)
+        done = sum(runfolder.is_finished(trial.config.folder) for trial in trials)
         seeds = ", ".join(str(cell.seed) for cell in cells)
         objective = cells[0].config.objective
         table.add_row(task, f"{100 * sparsity:g} %", displayed(variant), objective, seeds, str(len(trials)), str(done))

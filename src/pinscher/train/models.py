@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from pinscher.errors import InputError
+from pinscher.prune import find_sites
 from pinscher.train.hub import offline_if_unreachable
 from pinscher.train.tasks import Task
 
@@ -121,6 +122,25 @@ def _on_new_head(kind: Any, place: str, settings: dict[str, Any]) -> Any:
     fresh = kind.from_config(config, dtype=settings["dtype"])
     fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # a pooler may be only in one
     return fresh
+
+
+def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
+    """A peft model with an adapter on every prunable matrix; a head that is no language model's trains as a whole."""
+    try:
+        import peft
+    except ImportError:
+        raise InputError("--lora-rank needs peft. Install it with: pip install 'pinscher[lora]'") from None
+    sites = find_sites(model)
+    heads = [n for n, m in model.named_children() if n != model.base_model_prefix and any(True for _ in m.parameters())]
+    settings = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,  # type: ignore[arg-type, unused-ignore]
+        lora_dropout=0.0,
+        target_modules=[site.name for site in sites],
+        modules_to_save=None if kind.endswith("-lm") else heads,
+        fan_in_fan_out=any(site.transposed for site in sites),
+    )
+    return peft.get_peft_model(model, settings)
 
 
 def _hub_if_needed(place: str) -> AbstractContextManager[None]:

@@ -203,7 +203,7 @@ def sketch(densities: Sequence[float], height: int = 6) -> list[str]:
 
 def schedule_sketch(plan: Plan, width: int = 48) -> list[str]:
     pruning = plan.pruning
-    if pruning is None:
+    if pruning is None or plan.steps == 0:
         return []
     schedule = pruning.make_schedule()
     return sketch([schedule.density(round(i * plan.steps / (width - 1))) for i in range(width)])

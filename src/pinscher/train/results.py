@@ -18,8 +18,8 @@ import yaml
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
-from pinscher.train import experiment
 from pinscher.train import plan as planning
+from pinscher.train import runfolder
 from pinscher.train.grid import Cell, Trial
 from pinscher.train.tasks import TASKS
 
@@ -64,7 +64,7 @@ def rows(cells: Sequence[Cell], output: Path) -> list[Row]:
     found = []
     for cell in cells:
         best = picked(cell)
-        done = [trial for trial in cell.trials if experiment.is_finished(folder_of(trial))]
+        done = [trial for trial in cell.trials if runfolder.is_finished(folder_of(trial))]
         found += [_row(cell, trial, trial is best, output) for trial in done]
     _check_data(found)
     return found
@@ -76,7 +76,7 @@ def folder_of(trial: Trial) -> Path:
 
 def is_done(cell: Cell) -> bool:
     """Whether every candidate of the cell is finished."""
-    return all(experiment.is_finished(folder_of(trial)) for trial in cell.trials)
+    return all(runfolder.is_finished(folder_of(trial)) for trial in cell.trials)
 
 
 def picked(cell: Cell) -> Trial | None:
@@ -88,7 +88,7 @@ def picked(cell: Cell) -> Trial | None:
     name, sign = _judged(cell)
 
     def worth(trial: Trial) -> float:
-        scores = experiment.read_result(folder_of(trial)).validation
+        scores = runfolder.read_result(folder_of(trial)).validation
         if name not in scores:
             raise InputError(f"{folder_of(trial)} has no validation score to tune by: remove it, and it is run anew.")
         return -math.inf if math.isnan(scores[name]) else sign * scores[name]
@@ -103,7 +103,7 @@ def _judged(cell: Cell) -> tuple[str, float]:
 
 
 def _row(cell: Cell, trial: Trial, is_picked: bool, output: Path) -> Row:
-    result = experiment.read_result(folder_of(trial))
+    result = runfolder.read_result(folder_of(trial))
     told = yaml.safe_load((folder_of(trial) / "config.yaml").read_text())
     settings, by = told["run"], _judged(cell)[0]
     return Row(

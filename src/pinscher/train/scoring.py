@@ -13,7 +13,7 @@ from datasets import Dataset
 from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
-from pinscher.train import data, experiment, models
+from pinscher.train import data, models, runfolder
 from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import evaluate
 from pinscher.train.plan import evaluating_device, fitted, task_of
@@ -68,7 +68,7 @@ def exam(
     if run is not None:
         if stored is None and not (run / "model").exists():
             raise InputError(f"{run} has no model yet: continue it with: pinscher prune --resume {run}")
-        known = experiment.config_of(run).to_dict()
+        known = runfolder.config_of(run).to_dict()
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
             settings = {name: known[name] for name in INHERITED if known[name]} | settings
@@ -117,7 +117,7 @@ def score(
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
     """
     if output is not None:
-        experiment.check_place(Path(output))
+        runfolder.check_place(Path(output))
     run, asked = run_of(model), exam(model, settings, split=split, batch_size=batch_size, stored=stored)
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
     loaded = models.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())

@@ -20,7 +20,7 @@ from datasets import Dataset
 from pinscher.errors import InputError
 from pinscher.prune import Site, find_sites
 from pinscher.prune.masking import Scores, threshold, zero_
-from pinscher.train import data, experiment, models, scoring
+from pinscher.train import data, models, runfolder, scoring
 from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import answer, mean_loss
 from pinscher.train.plan import evaluating_device, fitted, task_of
@@ -141,7 +141,7 @@ def _units(sites: Sequence[Site]) -> list[tuple[str, str, list[Site]]]:
 def _config(model: str, settings: dict[str, Any]) -> RunConfig:
     run = scoring.run_of(model)
     if run is not None:
-        known = experiment.config_of(run)
+        known = runfolder.config_of(run)
         if settings.get("task", known.task) == known.task:
             return dataclasses.replace(known, model=str(run / "model"), **settings)
         model = str(run / "model")

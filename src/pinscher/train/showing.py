@@ -13,10 +13,10 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from pinscher.train import experiment, models
+from pinscher.train import models, runfolder
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
-from pinscher.train.experiment import Result
+from pinscher.train.runfolder import Result
 from pinscher.train.tasks import TASKS
 
 TIMINGS = 41
@@ -38,7 +38,9 @@ def plan(console: Console, config: RunConfig) -> None:
         f"learning rate {settings.learning_rate:g}, evaluated every {settings.eval_every}",
     ]
     pruning = made.pruning
-    if pruning is not None:
+    if pruning is not None and made.steps == 0:
+        say.append(f"pruning    {pruning.method} to {pruning.sparsity:.0%}, once, without training")
+    elif pruning is not None:
         schedule = pruning.make_schedule()
         say += [
             f"pruning    {pruning.method} to {pruning.sparsity:.0%} by {settings.objective}: {schedule.warmup} steps "
@@ -93,7 +95,7 @@ class Stored:
 
 def result(console: Console, done: Result, stored: Stored | None = None) -> None:
     """Prints how the run ended; beside the dense run and the small file where there are such."""
-    config = experiment.config_of(done.folder)
+    config = runfolder.config_of(done.folder)
     pruned = done.folder / "model"
     dense = done.folder / DENSE / "model"
     before = done.dense if dense.exists() else None
@@ -124,7 +126,7 @@ def result(console: Console, done: Result, stored: Stored | None = None) -> None
 
 def _closing(done: Result, before: dict[str, float] | None, stored: Stored | None, gain: float | None) -> str:
     kept = ""
-    if before is not None:
+    if before is not None and before[done.main]:
         kept = f"The pruned model keeps {done.score / before[done.main]:.1%} of the dense {done.main}. "
     small = f"make it small with: pinscher export {done.folder}."
     if stored is not None:

@@ -23,8 +23,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig, Teacher
+from pinscher.prune.adapters import plain_name
 from pinscher.prune.gates import Gated
-from pinscher.train import randomness
+from pinscher.train import callback, randomness
 from pinscher.train.batches import EpochSampler, counted, kind_of
 
 SELECTIONS = ("final", "best")
@@ -82,7 +83,7 @@ class PinsTrainer(Trainer):
         assert isinstance(self.model, nn.Module)
         self.student: nn.Module = self.model
         self.pruning, self.select, self.validate = pruning, select, validate
-        self.kind = kind or kind_of(self.model)
+        self.kind = kind or kind_of(plain(self.model))
         self._make_teacher: Callable[[], Teacher] = lambda: Teacher(
             self.student,
             objective,
@@ -165,7 +166,8 @@ class PinsTrainer(Trainer):
                     f"the schedule is made for {self.pruning.total_steps} steps but this run has {steps}: leave "
                     "total_steps out of the PruningConfig, or set max_steps."
                 )
-            self.pruner = Pruner(self.student, dataclasses.replace(self.pruning, total_steps=steps))
+            config = dataclasses.replace(self.pruning, total_steps=steps)
+            self.pruner = Pruner(self.student, config, calibration=self._calibration)
         if self.teacher is None:
             self.teacher = self._make_teacher()
         mine = self.optimizer is None
@@ -182,6 +184,11 @@ class PinsTrainer(Trainer):
             self.pruner.attach(optimizer)
         return optimizer
 
+    def _calibration(self) -> list[Any]:
+        """Training rows for methods that look at a layer's inputs, as the loader would batch them."""
+        loader: Any = self.callback_handler.train_dataloader
+        return callback.calibration(loader, self.pruner, self.args)
+
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; ends with an ordinary model with exact zeros unless the run was interrupted."""
         if self.pruner is not None and self.pruner.finished:
@@ -194,7 +201,9 @@ class PinsTrainer(Trainer):
             self.args.eval_on_start = starting
         if self.state.global_step >= self.state.max_steps:
             if self.pruner is not None:
-                self.pruner.finish()
+                finished = self.pruner.finish()
+                if finished is not self.student:  # adapters are merged
+                    self.model = self.model_wrapped = self.student = finished
             if self.select == "best" and self.best is not None:
                 self.accelerator.wait_for_everyone()
                 self._load_weights(self._best_folder)
@@ -267,7 +276,7 @@ class PinsTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         if state_dict is None:
             state_dict = model.state_dict() if self.pruner is None else self.pruner.model_state_dict()
-        model.save_pretrained(folder, state_dict=state_dict, save_original_format=original)
+        plain(model).save_pretrained(folder, state_dict=state_dict, save_original_format=original)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
@@ -324,6 +333,8 @@ class PinsTrainer(Trainer):
             if file.name != checkpoint.TENSORS:
                 saved |= load_file(file)
         here = model.state_dict(keep_vars=True)
+        if self.pruner is not None and self.pruner.adapted and not self.pruner.finished:
+            here = {name: t for long, t in here.items() if (name := plain_name(long)) is not None}
         with torch.no_grad():
             for name, tensor in saved.items():
                 if name in here:
@@ -339,6 +350,11 @@ class PinsTrainer(Trainer):
 
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
         """bf16 needs no scaler, and fp16 is not offered."""
+
+
+def plain(model: Any) -> Any:
+    """The transformers model inside a peft model; any other as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class _Epochs(TrainerCallback):

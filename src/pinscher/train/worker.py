@@ -24,7 +24,7 @@ from rich.console import Console
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
-from pinscher.train import experiment
+from pinscher.train import experiment, runfolder
 from pinscher.train.config import RunConfig
 from pinscher.train.plan import PLACES
 
@@ -37,7 +37,7 @@ def perform(config: RunConfig, trouble: Path, console: Console = experiment.QUIE
     """Starts or resumes a run. A failure does not pass: the file `trouble` says it in one line, then in full."""
     try:
         if (config.folder / "config.yaml").exists():
-            known = experiment.config_of(config.folder)
+            known = runfolder.config_of(config.folder)
             places = {name: place for name in PLACES if (place := getattr(config, name)) is not None}  # may have moved
             result = experiment.run(dataclasses.replace(known, **places), resume=True, console=console)
         else:
