@@ -84,7 +84,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     _check_prunable(plan, model)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
-        _start_folder(plan, folder, resume)
+        _start_folder(plan, model, folder, resume)
     processes().wait_for_everyone()
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
@@ -253,7 +253,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
     raise InputError(f"{folder} holds a run already ({status}): {resume}replace it with --overwrite.")
 
 
-def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
+def _start_folder(plan: Plan, model: Any, folder: Path, resume: bool) -> None:
     if resume:
         return
     splits = plan.splits
@@ -268,11 +268,34 @@ def _start_folder(plan: Plan, folder: Path, resume: bool) -> None:
                 "notes": list(splits.notes),
             },
             "versions": _versions(),
+            "sites": _sites(plan, model),
         },
         sort_keys=False,
         allow_unicode=True,
+        default_flow_style=None,  # a line for each site
+        width=1000,
     )
     checkpoint.write_text(folder / "config.yaml", text)
+
+
+def _sites(plan: Plan, model: Any) -> list[dict[str, Any]]:
+    """Which matrices are prunable, for who reads the folder without the model's code; a dense run has them too."""
+    patterns = tuple(plan.config.target_modules) or None, tuple(plan.config.exclude_modules) or None
+    try:
+        sites = find_sites(model, *patterns)
+    except ValueError:
+        return []  # a dense run may be of any model
+    return [
+        {
+            "tensor": f"{site.name}.weight" if site.parameter == "weight" else site.name,
+            "block": site.block,
+            "kind": site.kind,
+            "outputs": site.shape[-1 if site.transposed else 0],
+            "inputs": site.shape[0 if site.transposed else -1],
+            "transposed": site.transposed,
+        }
+        for site in sites
+    ]
 
 
 def _check_same(plan: Plan, folder: Path, console: Console) -> None:

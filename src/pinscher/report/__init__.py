@@ -1,0 +1,1 @@
+"""What pruning did: reads run folders, and draws them."""
