@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "train": {"prune", "checkpoint", "errors"},
     "store": {"checkpoint", "errors", "native"},
     "runtime": {"errors", "native", "store"},
-    "report": set(),
+    "report": {"checkpoint", "errors"},
 }
 FOREIGN_TO_PRUNE = {"transformers", "datasets", "accelerate", "safetensors", "rich", "typer", "sklearn"}
 

@@ -1,4 +1,4 @@
-"""The command: `pinscher prune`, `eval` and `export`. Flags come from RunConfig's fields, errors are one line."""
+"""The command. Flags of `prune` come from RunConfig's fields; errors are one line."""
 
 from __future__ import annotations
 
@@ -359,7 +359,9 @@ def bench_(
     from pinscher import benching
 
     _hush()
-    shapes = tuple((rows, tokens) for rows in _numbers("batch", batch) for tokens in _numbers("length", length))
+    shapes = tuple(
+        (rows, tokens) for rows in benching.numbers("batch", batch) for tokens in benching.numbers("length", length)
+    )
     folder = Path(output or (source if (Path(source) / "config.yaml").exists() else "."))
     report = benching.run(
         source,
@@ -374,11 +376,23 @@ def bench_(
     console.print(f"\n{report['advice']}\n\n{folder / 'bench.json'}, bench.png", highlight=False, soft_wrap=True)
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    found = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in found):
-        raise InputError(f"--{name} takes whole numbers with commas between them, not {text!r}.")
-    return [int(word) for word in found]
+# ------------------------------------------------------------ report
+
+
+@app.command(name="report")
+def report_(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs.", metavar="RUN [RUN…]", show_default=False)],
+    output: Annotated[str | None, _text("Page to write; by default RUN/report.html, for several report.html.")] = None,
+    figures: Annotated[str | None, _text("Folder for every figure as PNG and SVG.")] = None,
+    matrix: Annotated[str | None, _text("Matrix of the pattern's figure, by the end of its name.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Rewrite the page until the runs have finished.")] = False,
+    every: Annotated[float, _shown("Seconds between two rewritings, with --watch.")] = 5.0,
+) -> None:
+    """Show what pruning did, on one page: one run, or several side by side."""
+    from pinscher.report import command
+
+    for line in command.run(runs, output, figures, matrix, every if watch else None):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def _head(run: Run) -> Table:
         "settings": {name: value for name, value in settings.items() if name not in HIDDEN},
         "versions": run.versions,
         "rows": run.data.get("rows") or {},
-        "notes": [*(run.data.get("notes") or []), *_remarks(run)],
+        "notes": run.data.get("notes") or [],
+        "remarks": _remarks(run),
     }
 
 

@@ -47,6 +47,15 @@ def coarse(mask: Array, factor: int) -> Array:
     return np.rint(255 * counts / areas).astype(np.uint8)
 
 
+def cells(pattern: Pattern) -> Array:
+    """What a page's pattern shows: 0 to 255, a cell for each weight or square."""
+    data = base64.b64decode(pattern.data)
+    if pattern.factor == 1:
+        return unpack(data, pattern.rows, pattern.columns).astype(np.uint8) * 255
+    height, width = (-(-size // pattern.factor) for size in (pattern.rows, pattern.columns))
+    return np.frombuffer(zlib.decompress(data), np.uint8).reshape(height, width)
+
+
 def embed(packed: Sequence[tuple[bytes, int, int]], budget: int = BUDGET) -> list[Pattern]:
     """The patterns of one run (what `pack` gave, rows, columns) in at most about `budget` characters."""
     exact = [Pattern(rows, columns, 1, _text(bits)) for bits, rows, columns in packed]

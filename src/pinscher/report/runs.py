@@ -72,7 +72,11 @@ class Run:
 
     @property
     def status(self) -> str:
-        return str(self.result.get("status") or "running")
+        said = str(self.result.get("status") or "running")
+        log, result = self.folder / "log.jsonl", self.folder / "result.json"
+        if said == "interrupted" and log.exists() and log.stat().st_mtime > result.stat().st_mtime:
+            return "running"  # again
+        return said
 
     @property
     def dense(self) -> Run | None:
