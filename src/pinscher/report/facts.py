@@ -39,7 +39,7 @@ class _Weights:
 
     tables: list[Table]
     packed: list[tuple[bytes, int, int]]
-    reach: float
+    reaches: list[tuple[float, int]]  # of each matrix: the size below which its values lie, and how many they are
 
 
 def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = lambda _: None) -> Facts:
@@ -48,7 +48,7 @@ def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = 
     dense = [run.dense for run in read]
     found = [_weights(run, say) for run in read]
     twins = [None if run is None else _weights(run, say, patterned=False) for run in dense]
-    limit = max((w.reach for w in [*found, *twins] if w is not None), default=0.0) or 1.0
+    limit = max((_limit(weights) for weights in [*found, *twins] if weights is not None), default=0.0) or 1.0
     tables = []
     for run, weights, twin, twin_weights in zip(read, found, dense, twins, strict=True):
         table = _head(run) | _curves(run) | {"matrices": weights.tables, "values": _values(run, weights, limit)}
@@ -147,16 +147,22 @@ def _points(x: Array, y: Array) -> Table:
 def _weights(run: Run, say: Say, patterned: bool = True) -> _Weights:
     """One pass over a run's matrices."""
     found: dict[str, tuple[Table, tuple[bytes, int, int]]] = {}
-    reach = 0.0
+    reaches = []
     for site, weight in runs.matrices(run):
         say(f"{run.name}: {site.tensor}")
         rows, columns = weight.shape
         table = {"tensor": site.tensor, "layer": site.layer, "kind": site.kind, "rows": rows, "columns": columns}
         packed = patterns.pack(weight != 0) if patterned else b""
         found[site.tensor] = table | analysis.measures(weight), (packed, rows, columns)
-        reach = max(reach, analysis.reach(weight))
+        reaches.append((analysis.reach(weight), int(np.count_nonzero(weight))))
     ordered = [found[site.tensor] for site in run.sites if site.tensor in found]
-    return _Weights([table for table, _ in ordered], [packed for _, packed in ordered], reach)
+    return _Weights([table for table, _ in ordered], [packed for _, packed in ordered], reaches)
+
+
+def _limit(weights: _Weights) -> float:
+    """Where the histogram ends: a little past where most matrices do, not at the widest one."""
+    total = sum(count for _, count in weights.reaches)
+    return 1.2 * sum(reach * count for reach, count in weights.reaches) / total if total else 0.0
 
 
 def _values(run: Run, weights: _Weights, limit: float) -> Table | None:

@@ -107,6 +107,12 @@ def _figure(width: float = WIDE, height: float = HIGH, columns: int = 1) -> tupl
     return figure, figure.subplots(1, columns)
 
 
+def _from_zero(axes: Any) -> None:
+    """Shares are drawn from nought up, with some air above."""
+    top = max((float(np.max(line.get_ydata())) for line in axes.lines), default=0.0)
+    axes.set_ylim(0, 1.08 * top or 1.0)
+
+
 def _legend(axes: Any, shown: Runs, force: bool = False) -> None:
     if len(shown) > 1 or force:
         axes.legend()
@@ -132,6 +138,8 @@ def _over_steps(
     if points:
         axes.plot(points["x"], points["y"], ":", color=DENSE, label="dense")
     axes.set(xlabel="step", ylabel=label)
+    if name == "churn":
+        _from_zero(axes)
     _legend(axes, shown, bool(points))
     yield name, figure
 
@@ -168,7 +176,8 @@ def _per_layer(name: str, label: str, shown: Runs) -> Iterator[tuple[str, Any]]:
         axes.plot(*_means(twin["matrices"], name, layers), ":", color=DENSE, label="dense")
     axes.set_xticks(range(len(layers)), layers)
     gini = name.startswith("gini")
-    axes.set(xlabel="layer", ylabel=label if gini else f"{label}, %", ylim=(0, None))
+    axes.set(xlabel="layer", ylabel=label if gini else f"{label}, %")
+    _from_zero(axes)
     if not gini:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
     _legend(axes, shown, name == "rank" and twin is not None)
