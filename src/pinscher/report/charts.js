@@ -52,8 +52,8 @@ function ticks(low, high, wanted) {
 
 // ---------------------------------------------------------------- a chart of curves
 
-// spec: series [{name, colour, x, y, dash, dots, area, key}], marks [{x, colour}], xLabel, yLabel, label, xFormat, yFormat, tipFormat,
-// names (labels of whole-number x), low, high, log, keys [{text, dash, colour}]
+// spec: series [{name, colour, x, y, dash, dots, area, key}], marks [{x, colour}], xLabel, label, xFormat, yFormat, tipX, tipFormat,
+// names (labels of whole-number x), left, right, low, high, log, height, empty (what to say if there is nothing)
 function curves(host, spec, legend) {
   host.replaceChildren();
   const shown = spec.series.filter((one) => one.x.length);
@@ -76,7 +76,7 @@ function scales(shown, spec, width, height) {
   const flat = (name) => shown.flatMap((one) => one[name]).filter((value) => value !== null && (name === "x" || !spec.log || value > 0));
   const xs = flat("x"), ys = flat("y");
   const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity), largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
-  let left = smallest(xs), right = spec.right ?? largest(xs);
+  let left = spec.left ?? smallest(xs), right = spec.right ?? largest(xs);
   if (left === right) { left -= 0.5; right += 0.5; } else if (spec.names) { left -= 0.35; right += 0.35; }
   let low = spec.low ?? smallest(ys), high = spec.high ?? largest(ys);
   if (spec.log) { low = Math.log10(low); high = Math.log10(high); }

@@ -32,7 +32,8 @@ if (data.watching) { // the page is loaded anew while the run goes on: stay wher
     addEventListener("pagehide", () => sessionStorage.setItem(memory, JSON.stringify({ state, box, scroll: scrollY })));
   } catch { /* no storage: start afresh */ }
 }
-const printing = matchMedia("print");
+const printing = matchMedia("print"), dark = matchMedia("(prefers-color-scheme: dark)");
+const isGini = (measure) => measure.startsWith("gini");
 const visible = () => runs.map((run, place) => [run, place]).filter(([run]) => !state.hidden.includes(run.name));
 
 function toggle(name) {
@@ -164,7 +165,7 @@ const curveOf = (run, place, points, more = {}) => ({ name: several ? run.name :
 
 function training() {
   const right = visible().reduce((a, [run]) => Math.max(a, run.steps, ...Object.values(run.curves).map((c) => c.x.at(-1) || 0)), 1);
-  const common = { xLabel: "step", marks: teacherMarks(), right };
+  const common = { xLabel: "step", marks: teacherMarks(), left: 0, right };
   const objective = visible().filter(([run]) => run.curves[state.curve]).map(([run, place]) => {
     const points = run.curves[state.curve];
     return curveOf(run, place, { x: points.x, y: smoothed(points.y, Math.round((state.smooth / 200) * points.x.length)) }, { label: "objective" });
@@ -197,7 +198,7 @@ const metaOf = (run) => run.matrices.findIndex((matrix) => matrix.layer === stat
 
 function matrixFacts(run, matrix) {
   const twin = run.dense && run.dense.matrices.find((one) => one.layer === matrix.layer && one.kind === matrix.kind);
-  const lines = [["shape", `${whole(matrix.rows)} × ${whole(matrix.columns)}`], ...Object.entries(MEASURES).map(([name, [text]]) => [text, name.startsWith("gini") ? number(matrix[name]) : percent(matrix[name])])];
+  const lines = [["shape", `${whole(matrix.rows)} × ${whole(matrix.columns)}`], ...Object.entries(MEASURES).map(([name, [text]]) => [text, isGini(name) ? number(matrix[name]) : percent(matrix[name])])];
   if (twin) lines.splice(3, 0, ["rank of the dense twin", percent(twin.rank)]);
   return lines.flatMap(([what, value]) => [element("dt", {}, what), element("dd", {}, value)]);
 }
@@ -242,22 +243,23 @@ function layerChart(id, measure, high) {
   const twin = measure === "rank" && visible().find(([run]) => run.dense && run.dense.matrices.length);
   if (twin) series.push({ name: "dense", key: "dense", colour: "var(--dense)", dash: "2 3", ...perLayer(twin[0].dense.matrices, "rank") });
   const fits = measure === "density" || measure.startsWith("dead") ? undefined : high;
-  curves(get(id), { series, names: layers, xLabel: "layer", low: 0, high: fits, yFormat: (v) => percent(v, 0), tipFormat: (v) => percent(v), label: `${MEASURES[measure][0]} per layer`, empty: "No model yet." },
+  curves(get(id), { series, names: layers, xLabel: "layer", low: 0, high: fits, yFormat: isGini(measure) ? plainly : (v) => percent(v, 0), tipFormat: isGini(measure) ? (v) => number(v) : (v) => percent(v), label: `${MEASURES[measure][0]} per layer`, empty: "No model yet." },
     legend(twin ? [["dense", "2 3", "var(--dense)"]] : []));
 }
 
 function heat(run, place, measure) {
   const top = measure === "density" ? Math.max(0.01, ...runs.flatMap((one) => one.matrices.map((matrix) => matrix.density))) : 1;
-  const rows = layers.map((layer) => element("tr", {}, element("th", { scope: "row" }, layer), ...kinds.map((kind) => {
+  const mine = layers.filter((layer) => run.matrices.some((matrix) => matrix.layer === layer));
+  const rows = mine.map((layer) => element("tr", {}, element("th", { scope: "row" }, layer), ...kinds.map((kind) => {
     const matrix = run.matrices.find((one) => one.layer === layer && one.kind === kind);
     if (!matrix) return element("td");
     const value = matrix[measure], share = Math.min(1, value / top), here = layer === state.layer && kind === state.kind;
-    const style = { "--cell": `color-mix(in oklab, var(--accent) ${Math.round(6 + 88 * share)}%, var(--surface))`, "--on": share > 0.55 ? "var(--surface)" : "var(--ink)" };
+    const style = { "--cell": `color-mix(in oklab, var(--accent) ${Math.round(6 + 88 * share)}%, var(--surface))`, "--on": share > (dark.matches ? 0.5 : 0.8) ? "var(--surface)" : "var(--ink)" };
     const choose = () => { Object.assign(state, { layer, kind }); fillSelects(); render(); get("pattern").scrollIntoView(); };
-    return element("td", {}, element("button", { type: "button", style, "data-value": value, "aria-current": here ? "true" : null, title: `Show the pattern of ${matrix.tensor}`, onclick: choose }, number(100 * value, value * 100 >= 99.95 ? 0 : 1)));
+    return element("td", {}, element("button", { type: "button", style, "data-value": value, "aria-current": here ? "true" : null, title: `Show the pattern of ${matrix.tensor}`, onclick: choose }, isGini(measure) ? number(value) : number(100 * value, value >= 0.9995 ? 0 : 1)));
   })));
   const header = element("tr", {}, element("th", {}, "layer"), ...kinds.map((kind) => element("th", { scope: "col" }, kind.replaceAll(".", " "))));
-  const caption = element("caption", {}, several ? swatch(colour(place)) : null, `${several ? `${run.name}: ` : ""}${MEASURES[measure][0]}, %`);
+  const caption = element("caption", {}, several ? swatch(colour(place)) : null, `${several ? `${run.name}: ` : ""}${MEASURES[measure][0]}${isGini(measure) ? "" : ", %"}`);
   return element("div", { class: "heat" }, element("table", {}, caption, element("thead", {}, header), element("tbody", {}, ...rows)));
 }
 
@@ -359,7 +361,7 @@ function listen() {
     waiting = setTimeout(render, 120);
   });
   const recolour = () => views.forEach((view) => { if (view.pattern) { view.paint(); view.draw(); } });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  dark.addEventListener("change", () => { layersSection(); recolour(); });
   printing.addEventListener("change", () => {
     if (printing.matches) get("settings").open = true;
     layersSection();
