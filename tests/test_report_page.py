@@ -64,8 +64,9 @@ def shown(browser, pages):
     """Opens a page; afterwards nothing may stand in the console, and nothing may have been fetched."""
 
     def open_(name: str, size: tuple[int, int] = DESK, dark: bool = False, media: str = "screen"):
-        colours = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": colours})
+        wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
         device = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
         browser.get(pages[name])
@@ -77,7 +78,7 @@ def shown(browser, pages):
     assert said == []
     sent = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
     fetched = {s["params"]["request"]["url"] for s in sent if s["method"] == "Network.requestWillBeSent"}
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in fetched), fetched
+    assert all(url.startswith(("file:", "data:", "blob:", "chrome:")) for url in fetched), fetched
 
 
 def wait(browser, condition):
@@ -110,7 +111,7 @@ def test_figures_are_those_of_the_result(shown, folders):
     browser = shown("two")
     assert texts(browser, "score") == [f"{result['metrics']['pruned']['accuracy']:.2f}" for result in results]
     assert texts(browser, "dense") == [f"{results[0]['metrics']['dense']['accuracy']:.2f}", "–"]
-    assert texts(browser, "sparsity") == [f"{100 * result['sparsity']:.1f}\u00a0%" for result in results]
+    assert texts(browser, "sparsity") == [f"{100 * result['sparsity']:.1f} %" for result in results]
     assert texts(browser, "steps") == [str(result["steps"]) for result in results]
     browser = shown("one")
     total = facts.gather(folders[:1]).data["runs"][0]["weights"]
@@ -174,9 +175,10 @@ def test_the_picture_is_the_mask(shown, folders):
     canvas(browser)
     read = """
       const canvas = document.querySelector(".pattern canvas"), edge = 44, pen = canvas.getContext("2d"), found = [];
-      const w = canvas.clientWidth - edge, h = canvas.clientHeight - edge, [rows, columns] = arguments;
+      const w = canvas.width - edge, h = canvas.height - edge, [rows, columns] = arguments;
+      const image = pen.getImageData(0, edge, w, h).data;
       for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++)
-        found.push(pen.getImageData((c + 0.5) / columns * w, edge + (r + 0.5) / rows * h, 1, 1).data[0]);
+        found.push(image[4 * (Math.floor((r + 0.5) / rows * h) * w + Math.floor((c + 0.5) / columns * w))]);
       return found;"""
     found = facts.gather(folders[:1])
     matrix = found.data["runs"][0]["matrices"][0]
@@ -246,7 +248,8 @@ def test_a_phone_needs_no_sideways_scrolling(shown, name):
     browser.find_element(By.CSS_SELECTOR, "#settings summary").click()
     assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE[0]
     wide = """return [...document.querySelectorAll("main *")]
-      .filter((one) => !one.closest(".scroll, .heat, svg, canvas") && one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.outerHTML.slice(0, 80))"""
+      .filter((one) => !one.closest(".scroll, .heat, svg") && one.getBoundingClientRect().right > innerWidth + 1)
+      .map((one) => one.outerHTML.slice(0, 80))"""
     assert browser.execute_script(wide) == []
 
 
@@ -267,7 +270,8 @@ def test_paper_has_everything(shown):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, ".heat")) == 2 * 6)  # every measure of both runs
     hidden = """const wanted = "section, .chart > svg, .pattern canvas, .heat, #settings-table tr";
-      return [...document.querySelectorAll(wanted)].filter((one) => !one.getBoundingClientRect().height).map((one) => one.id || one.outerHTML.slice(0, 60))"""
+      return [...document.querySelectorAll(wanted)].filter((one) => !one.getBoundingClientRect().height)
+      .map((one) => one.id || one.outerHTML.slice(0, 60))"""
     assert browser.execute_script(hidden) == []
     assert not browser.find_element(By.CSS_SELECTOR, "nav").is_displayed()
     assert not browser.find_element(By.ID, "zoom-in").is_displayed()
