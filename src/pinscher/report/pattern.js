@@ -43,7 +43,7 @@ class PatternView {
     this.reading = element("div", { class: "reading", role: "status" });
     this.facts = element("dl", { class: "facts" });
     this.title = element("div", { class: "title" });
-    this.node = element("div", { class: "pattern" }, this.title, this.canvas, this.facts, this.reading);
+    this.node = element("div", { class: "pattern" }, this.title, this.canvas, this.reading, this.facts);
     this.pattern = null;
     this.sorted = false;
     this.onmove = () => {};
@@ -109,7 +109,8 @@ class PatternView {
       const start = Math.floor(first + (place / bars) * count), end = Math.max(start + 1, Math.floor(first + ((place + 1) / bars) * count));
       let sum = 0, seen = 0;
       for (let at = start; at < Math.min(end, shares.length); at++, seen++) sum += shares[order ? order[at] : at];
-      if (seen) bar((place / bars) * length, Math.max(0.6, length / bars), sum / seen / most);
+      const begin = Math.round((place / bars) * length), size = Math.max(1, Math.round(((place + 1) / bars) * length) - begin); // whole pixels: no seams
+      if (seen) bar(begin, size, sum / seen / most);
     }
   }
 
