@@ -243,6 +243,7 @@ def test_a_run_that_is_resumed_is_running(tmp_path):
         (lambda run: (run / "config.yaml").unlink(), "is not a run: it has no config.yaml"),
         (lambda run: (run / "config.yaml").write_text("a: [1"), "config.yaml is damaged"),
         (lambda run: (run / "config.yaml").write_text("a: 1"), "has no settings under `run`"),
+        (lambda run: (run / "config.yaml").write_text("{run: {}, sites: [{tensor: a}]}"), "its sites lack 'block'"),
         (lambda run: (run / "result.json").write_text("{"), "result.json is damaged"),
         (lambda run: (run / "bench.json").write_text("[]"), "bench.json is damaged"),
         (lambda run: (run / "model" / "model.safetensors").write_bytes(b"x" * 40), "model.safetensors is damaged"),

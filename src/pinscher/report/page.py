@@ -11,13 +11,14 @@ from string import Template
 from pinscher import checkpoint
 from pinscher.report.facts import Facts
 
+NAMED = 3  # runs that the title names
 SCRIPTS = ("charts.js", "pattern.js", "page.js")
 
 
 def build(facts: Facts, refresh: float | None = None) -> str:
     """The page as text; with `refresh` the browser loads it anew after so many seconds."""
     tables = facts.data["runs"]
-    title = tables[0]["name"] if len(tables) == 1 else " · ".join(table["name"] for table in tables)
+    title = " · ".join(table["name"] for table in tables) if len(tables) <= NAMED else f"{len(tables)} runs"
     again = "" if refresh is None else f'<meta http-equiv="refresh" content="{max(1, round(refresh))}">'
     return Template(_part("page.html")).substitute(
         title=html.escape(title),

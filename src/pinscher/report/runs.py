@@ -102,6 +102,10 @@ def read(folder: str | Path) -> Run:
         raise InputError(f"{folder / 'config.yaml'} is damaged: {' '.join(str(error).split())}") from None
     if not isinstance(known, dict) or not isinstance(known.get("run"), dict):
         raise InputError(f"{folder / 'config.yaml'} is not a run's: it has no settings under `run`.")
+    try:
+        sites = _sites(known.get("sites") or [])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / 'config.yaml'} is damaged: its sites lack {error}.") from None
     return Run(
         folder,
         folder.resolve().name,
@@ -109,7 +113,7 @@ def read(folder: str | Path) -> Run:
         known.get("versions") or {},
         known.get("data") or {},
         json_of(folder / "result.json"),
-        _sites(known.get("sites") or []),
+        sites,
         read_log(folder / "log.jsonl"),
     )
 
