@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types pytest demo docs bench sanitize clean
+.PHONY: test lint types pytest browser demo docs bench sanitize clean
 
 test: lint types pytest
 
@@ -15,8 +15,15 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-pytest: $(READY)
+pytest: $(READY) browser
 	PINSCHER_REQUIRE_NATIVE=1 $(BIN)/pytest
+
+# The report's page is tested in Chromium. Where it cannot be installed here, those tests fail and say what is missing.
+browser:
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends \
+			chromium chromium-driver fonts-dejavu-core || echo "chromium could not be installed"; \
+	fi
 
 demo: $(READY)
 	$(BIN)/pinscher prune --overwrite

@@ -91,11 +91,16 @@ def test_without_regrowth_the_dead_stay_dead(method):
 
 def test_with_regrowth_some_come_back():
     net, pruner, optimizer = started("pins", track_revived=True)
-    revived = 0
-    for _ in range(60):
+    returned = rankings = 0
+    for t in range(1, 61):
         step(net, optimizer)
-        revived += pruner.ranking.revived
-    assert revived > 0
+        if pruner.schedule.due(t):
+            returned, rankings = returned + pruner.ranking.revived, rankings + 1
+    assert returned > 0
+    assert (pruner.stats()["returned"], pruner.stats()["maskings"]) == (returned, rankings)
+    other = Pruner(net, pruner.config)
+    other.load_state_dict(pruner.state_dict())
+    assert (other.ranking.returned, other.ranking.maskings) == (returned, rankings)
 
 
 def test_stored_and_derived_masks_are_the_same():

@@ -39,6 +39,14 @@ class Remote(nn.Module):
         return SimpleNamespace(**{name: torch.from_numpy(value) for name, value in found.items()})
 
 
+def numbers(name: str, text: str) -> list[int]:
+    """The numbers that a flag gives, with commas between them."""
+    found = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in found):
+        raise InputError(f"--{name} takes whole numbers with commas between them, not {text!r}.")
+    return [int(word) for word in found]
+
+
 def run(
     place: str,
     shapes: tuple[tuple[int, int], ...],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from pinscher import __version__, comparing, inspecting
+from pinscher import __version__, comparing, inspecting, reporting
 from pinscher.errors import InputError
 
 if TYPE_CHECKING:
@@ -362,7 +362,9 @@ def bench_(
     from pinscher import benching
 
     _hush()
-    shapes = tuple((rows, tokens) for rows in _numbers("batch", batch) for tokens in _numbers("length", length))
+    shapes = tuple(
+        (rows, tokens) for rows in benching.numbers("batch", batch) for tokens in benching.numbers("length", length)
+    )
     folder = Path(output or (source if (Path(source) / "config.yaml").exists() else "."))
     report = benching.run(
         source,
@@ -377,13 +379,7 @@ def bench_(
     console.print(f"\n{report['advice']}\n\n{folder / 'bench.json'}, bench.png", highlight=False, soft_wrap=True)
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    found = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in found):
-        raise InputError(f"--{name} takes whole numbers with commas between them, not {text!r}.")
-    return [int(word) for word in found]
-
-
+app.command(name="report")(reporting.command)
 app.command(name="inspect")(inspecting.command)
 
 

@@ -373,6 +373,8 @@ class Pruner:
             "density_target": self.schedule.density(self.t),
             "threshold": None if cut is None else cut.value,
             "revived": self.ranking.revived,
+            "returned": self.ranking.returned,
+            "maskings": self.ranking.maskings,
         }
 
     def summary(self) -> str:

@@ -41,6 +41,8 @@ class Ranking:
         zeros = sum(int((site.weight == 0).sum()) for site in sites)
         self.kept = self.total - ranks.count(zeros)
         self.revived = 0  # weights that the last ranking brought back, where masks are stored
+        self.returned = 0  # the same of all rankings so far; a weight counts each time
+        self.maskings = 0  # rankings so far
 
     @property
     def exists(self) -> bool:
@@ -58,6 +60,8 @@ class Ranking:
             self.check(keep, local - sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
             back = sum(int(torch.count_nonzero(was & ~self.pruned[name])) for name, was in before.items())
             self.revived = self.ranks.count(back)
+            self.returned += self.revived
+        self.maskings += 1
         self.kept = keep
 
     def adopt(self, pruned: dict[str, Tensor]) -> None:
@@ -133,6 +137,8 @@ class Ranking:
             "threshold": None if cut is None else {"value": cut.value, "quotas": cut.quotas and list(cut.quotas)},
             "kept": self.kept,
             "revived": self.revived,
+            "returned": self.returned,
+            "maskings": self.maskings,
             "pruned": dict(self.pruned),
         }
 
@@ -140,6 +146,7 @@ class Ranking:
         cut = state["threshold"]
         self.threshold = None if cut is None else Threshold(cut["value"], cut["quotas"] and tuple(cut["quotas"]))
         self.kept, self.revived = state["kept"], state["revived"]
+        self.returned, self.maskings = state.get("returned", 0), state.get("maskings", 0)  # not in older checkpoints
         self.pruned = {}
         if self.store:  # otherwise the threshold gives them again
             self.pruned = {

@@ -192,6 +192,7 @@ class RunConfig:
                 target_modules=tuple(self.target_modules) or None,
                 exclude_modules=tuple(self.exclude_modules) or None,
                 state_dtype=self.state_dtype,
+                track_revived=True,  # a run's log says how many weights return
                 options=self.option,
             )
         except (ValueError, TypeError) as error:

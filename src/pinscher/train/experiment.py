@@ -58,7 +58,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         models.check_order(config.teacher, plan.labels)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
-        runfolder.start(plan, config, folder, resume)
+        runfolder.start(plan, config, model, folder, resume)
     processes().wait_for_everyone()
     dense, teacher = None, config.teacher
     if config.baseline or (config.objective == "knowledge-distillation" and teacher is None):

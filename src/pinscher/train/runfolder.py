@@ -20,6 +20,7 @@ from rich.console import Console
 
 from pinscher import __version__, checkpoint
 from pinscher.errors import InputError
+from pinscher.prune import find_sites
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.plan import Plan
 from pinscher.train.processes import processes
@@ -76,7 +77,7 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     raise InputError(f"{folder} holds a run already ({status}): {resume}replace it with --overwrite.")
 
 
-def start(plan: Plan, asked: RunConfig, folder: Path, resume: bool) -> None:
+def start(plan: Plan, asked: RunConfig, model: Any, folder: Path, resume: bool) -> None:
     if resume:
         return
     if plan.config.overwrite:
@@ -98,11 +99,34 @@ def start(plan: Plan, asked: RunConfig, folder: Path, resume: bool) -> None:
                 "notes": list(splits.notes),
             },
             "versions": versions(),
+            "sites": _sites(plan, model),
         },
         sort_keys=False,
         allow_unicode=True,
+        default_flow_style=None,  # a line for each site
+        width=1000,
     )
     checkpoint.write_text(folder / "config.yaml", text)
+
+
+def _sites(plan: Plan, model: Any) -> list[dict[str, Any]]:
+    """Which matrices are prunable, for who reads the folder without the model's code; a dense run has them too."""
+    patterns = tuple(plan.config.target_modules) or None, tuple(plan.config.exclude_modules) or None
+    try:
+        sites = find_sites(model, *patterns)
+    except ValueError:
+        return []  # a dense run may be of any model
+    return [
+        {
+            "tensor": f"{site.name}.weight" if site.parameter == "weight" else site.name,
+            "block": site.block,
+            "kind": site.kind,
+            "outputs": site.shape[-1 if site.transposed else 0],
+            "inputs": site.shape[0 if site.transposed else -1],
+            "transposed": site.transposed,
+        }
+        for site in sites
+    ]
 
 
 def check_same(plan: Plan, folder: Path, console: Console) -> None:

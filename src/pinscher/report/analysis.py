@@ -1,0 +1,143 @@
+"""The paper's analyses as tables: where weights survive, how concentrated, of what rank and value, and how it went.
+
+Pure functions over arrays. A matrix is [outputs, inputs]: its rows are what a layer computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+POINTS = 1000  # of a curve: more than a screen shows
+BINS = 120  # of the values' histogram
+OUTER = 0.999  # the share of each matrix's values that the histogram spans
+
+
+# ------------------------------------------------------------ one matrix
+
+
+def rank(weight: Array) -> int:
+    """The numerical rank, by numpy's rule for float32: singular values above σ_max · max(shape) · ε.
+
+    Dead rows and columns are left out first. The squares of the singular values are then the eigenvalues of the smaller
+    Gram matrix, in float64: they are exact to about 1e-8 σ_max, far below the rule's 1e-4, and several times as fast.
+    """
+    limit = max(weight.shape) * float(np.finfo(np.float32).eps)
+    alive = weight != 0
+    core = weight[alive.any(1)][:, alive.any(0)].astype(np.float64)
+    if core.size == 0:
+        return 0
+    core = core if core.shape[0] <= core.shape[1] else core.T
+    squares = np.linalg.eigvalsh(core @ core.T)
+    return int((squares > squares[-1] * limit**2).sum())
+
+
+def rank_reference(weight: Array) -> int:
+    """The slow, obvious way: numpy's own, by singular values."""
+    return int(np.linalg.matrix_rank(weight.astype(np.float32)))
+
+
+def gini(shares: Array) -> float:
+    """How unequally something is spread: 0 if all have the same, near 1 if one has all."""
+    values = np.sort(np.asarray(shares, np.float64))
+    total = values.sum()
+    if not total:
+        return 0.0
+    count = len(values)
+    return float(2 * (values * np.arange(1, count + 1)).sum() / (count * total) - (count + 1) / count)
+
+
+def measures(weight: Array) -> dict[str, float]:
+    """What one matrix has become: density, rank as a share of the full one, and how concentrated its weights are."""
+    alive = weight != 0
+    rows, columns = alive.mean(1), alive.mean(0)
+    return {
+        "density": float(alive.mean()),
+        "rank": rank(weight) / min(weight.shape),
+        "dead_rows": float((rows == 0).mean()),
+        "dead_columns": float((columns == 0).mean()),
+        "gini_rows": gini(rows),
+        "gini_columns": gini(columns),
+    }
+
+
+def reach(weight: Array) -> float:
+    """The size below which nearly all surviving values of a matrix lie."""
+    values = np.abs(weight[weight != 0])
+    if not values.size:
+        return 0.0
+    place = min(values.size - 1, int(OUTER * values.size))
+    return float(np.partition(values, place)[place])
+
+
+def histogram(weights: Iterable[Array], limit: float) -> dict[str, Any]:
+    """Surviving values over [-limit, limit]: the share in each bin, and the share outside."""
+    edges = np.linspace(-limit, limit, BINS + 1)
+    counts, total = np.zeros(BINS, np.int64), 0
+    for weight in weights:
+        values = weight[weight != 0]
+        counts += np.histogram(values, edges)[0]
+        total += values.size
+    shares = counts / max(1, total)
+    return {"shares": shares.tolist(), "outside": float(1 - shares.sum()) if total else 0.0}
+
+
+# ------------------------------------------------------------ curves
+
+
+def thin(x: Array, y: Array, most: int = POINTS) -> tuple[Array, Array]:
+    """At most `most` points that look like the whole curve (largest triangle, three buckets); ends are kept."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    good = np.isfinite(y)
+    x, y = x[good], y[good]
+    if len(x) <= most:
+        return x, y
+    bounds = np.linspace(1, len(x) - 1, most - 1).astype(int)
+    kept = [0]
+    for i in range(most - 2):
+        here = slice(bounds[i], bounds[i + 1])
+        ahead = slice(bounds[i + 1], bounds[i + 2] if i + 2 < len(bounds) else len(x))
+        away_x, away_y, last = x[ahead].mean(), y[ahead].mean(), kept[-1]
+        area = np.abs((x[last] - away_x) * (y[here] - y[last]) - (x[last] - x[here]) * (away_y - y[last]))
+        kept.append(bounds[i] + int(area.argmax()))
+    kept.append(len(x) - 1)
+    return x[kept], y[kept]
+
+
+def churn(steps: Array, returned: Array, maskings: Array) -> tuple[Array, Array]:
+    """How many weights came back in a masking, on average over the maskings between two lines of the log."""
+    first = np.concatenate(([0.0], maskings[:-1]))
+    before = np.concatenate(([0.0], returned[:-1]))
+    made = maskings - first
+    some = made > 0
+    return steps[some], (returned - before)[some] / made[some]
+
+
+# ------------------------------------------------------------ names
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Each dotted name's shortest ending that no other name has."""
+    shorts = []
+    for name in names:
+        pieces = name.split(".")
+        endings = [".".join(pieces[-length:]) for length in range(1, len(pieces) + 1)]
+        alone = [e for e in endings if sum(f".{other}".endswith(f".{e}") for other in names) == 1]
+        shorts.append(alone[0] if alone else name)
+    return shorts
+
+
+def short_blocks(blocks: Sequence[str]) -> list[str]:
+    """Paths of blocks without what all of them have in common: mostly their numbers."""
+    pieces = [block.split(".") for block in blocks]
+    common = 0
+    if len(pieces) > 1:
+        while all(len(p) > common + 1 for p in pieces) and len({p[common] for p in pieces}) == 1:
+            common += 1
+    else:
+        common = max(0, len(pieces[0]) - 1) if pieces else 0
+    return [".".join(p[common:]) or "-" for p in pieces]

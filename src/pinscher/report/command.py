@@ -1,0 +1,68 @@
+"""What `pinscher report` does: the page, its figures, and again while runs go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pinscher.errors import InputError
+from pinscher.report import page, plots
+from pinscher.report.facts import Facts, gather
+
+LOOK = 0.5  # seconds between two looks at the folders
+
+
+def run(
+    folders: Sequence[str],
+    output: str | None = None,
+    figures: str | None = None,
+    matrix: str | None = None,
+    every: float | None = None,
+) -> Iterator[str]:
+    """Writes what is asked for, and tells line by line.
+
+    Args:
+        folders: the runs.
+        output: the page; by default report.html in the run's folder, of several runs in the current one.
+        figures: a folder for every figure as PNG and SVG.
+        matrix: the matrix whose pattern is drawn among the figures, by the end of its name.
+        every: rewrite the page so often, in seconds, until all runs have finished.
+    """
+    if matrix is not None and figures is None:
+        raise InputError("--matrix chooses the pattern that --figures DIR draws.")
+    if every is not None and not every > 0:
+        raise InputError(f"--every takes seconds, not {every:g}.")
+    path = Path(output) if output else Path(folders[0] if len(folders) == 1 else ".") / "report.html"
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give --output the name of a file.")
+    facts = gather(folders, watching=every is not None)
+    if figures is not None:
+        plots.check(facts, matrix)
+    page.write(facts, path, every)
+    while every is not None and facts.data["watching"]:
+        yield f"{path}: {_progress(facts)}"
+        _wait(folders, every)
+        facts = gather(folders, watching=True)
+        page.write(facts, path, every)
+    yield str(path)
+    if figures is not None:
+        yield f"{len(plots.write(facts, figures, matrix))} figures in {figures}"
+
+
+def _progress(facts: Facts) -> str:
+    return ", ".join(f"{table['name']} {table['status']}, step {table['steps']:,}" for table in facts.data["runs"])
+
+
+def _wait(folders: Sequence[str], seconds: float) -> None:
+    """Waits so long, and on until something has happened: an idle run is not read again and again."""
+    before, until = _stamp(folders), time.monotonic() + seconds
+    while time.monotonic() < until or _stamp(folders) == before:
+        time.sleep(min(LOOK, seconds))
+
+
+def _stamp(folders: Sequence[str]) -> list[tuple[int, int]]:
+    """Sizes and times of the files that grow or appear while a run goes on."""
+    names = ("log.jsonl", "result.json", "dense/log.jsonl", "dense/result.json")
+    watched = [Path(folder) / name for folder in folders for name in names]
+    return [(path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else (0, 0) for path in watched]
