@@ -7,7 +7,6 @@ completed steps: one that a GradScaler skips never happened.
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from pinscher.prune import controller, hosts
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
 from pinscher.prune.gates import Gated, gate_of, plain_state_dict
 from pinscher.prune.masking import ALONE, Ranks
+from pinscher.prune.patterns import UNSTRUCTURED
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.sites import find_sites
 from pinscher.prune.summary import Count, table
@@ -48,10 +48,15 @@ class Pruner:
                 site.owner.data = site.owner.data.contiguous()
         self.criterion = config.make_criterion()
         self.schedule = config.make_schedule()
+        layout = config.make_layout(self.sites, model)
+        if layout is not None:
+            self.sites = layout.sites
         gated = isinstance(self.criterion, Gated)
         again = self.criterion.lasting and config.regrow and not self.schedule.once
-        store = gated or not again or config.track_revived
-        self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
+        store = gated or not again or config.track_revived or layout is not None
+        self.ranking = Ranking(
+            self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks, layout=layout
+        )
         density = self.ranking.kept / self.total
         start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
         self.schedule = config.make_schedule(initial_density=start)
@@ -84,7 +89,7 @@ class Pruner:
     @property
     def target(self) -> int:
         """How many of them are kept in the end."""
-        return math.floor(self.schedule.final * self.total + 0.5)
+        return self.ranking.count(self.schedule.final)
 
     # ------------------------------------------------------------ the hooks
 
@@ -329,10 +334,11 @@ class Pruner:
             raise ValueError(f"pruner state of version {state.get('version')}; this pinscher reads version {VERSION}")
         if state["finished"] or self.finished:
             raise ValueError("a finished pruner has nothing to resume: its model is an ordinary one, load that instead")
-        for name in ("method", "options", "regrow", "state_dtype"):
-            if state["config"][name] != mine["config"][name]:
+        theirs = {"pattern": UNSTRUCTURED, "scope": None} | state["config"]  # older ones do not say
+        for name in ("method", "options", "regrow", "state_dtype", "pattern", "scope"):
+            if theirs[name] != mine["config"][name]:
                 raise ValueError(
-                    f"the checkpoint was made with {name}={state['config'][name]!r}, this run has "
+                    f"the checkpoint was made with {name}={theirs[name]!r}, this run has "
                     f"{mine['config'][name]!r}: resume with the same"
                 )
         if set(state["sites"]) != set(mine["sites"]):
@@ -347,7 +353,7 @@ class Pruner:
         for site, mask in state["ranking"]["pruned"].items():
             if mask.numel() != sizes.get(site):
                 raise ValueError(f"the checkpoint's mask of {site} is of another shape")
-        changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
+        changed = [n for n, value in mine["config"].items() if theirs.get(n) != value]
         if changed:
             warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=3)
 
