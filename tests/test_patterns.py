@@ -16,8 +16,8 @@ from pinscher.prune import CRITERIA, find_sites
 from pinscher.prune.masking import Ranks, kept_reference
 from pinscher.prune.patterns import SCOPES, parse
 
-PATTERNS = ["unstructured", "2:4", "4:8", "1:2", "4x1", "1x4", "8x8", "2x4", "rows", "columns", "heads"]
-STEPS = 8
+PATTERNS = ["unstructured", "2:4", "4:8", "4x1", "1x4", "16x16", "rows", "columns", "heads"]
+STEPS = 4
 
 
 class Conv1D(nn.Module):
@@ -89,9 +89,9 @@ def pruned_net(method: str = "magnitude", pattern: str = "unstructured", steps: 
     """A net trained to the end, and its pruner."""
     torch.manual_seed(seed)
     net = more.pop("net", None) or Net()
-    more = {"interval": 2, "warmup": 1, "cooldown": 2, "sparsity": sparsity_of(pattern)} | more
+    more = {"interval": 1, "warmup": 1, "cooldown": 1, "sparsity": sparsity_of(pattern)} | more
     if method == "snip":
-        more["options"] = {"batches": 3}
+        more["options"] = {"batches": 2}
     pruner = Pruner(net, tiny.config(method, steps=steps, pattern=pattern, **more))
     tiny.train(net, pruner, steps)
     return net, pruner
@@ -222,7 +222,7 @@ def matrices(draw, rows: int, columns: int):
 
 @pytest.mark.parametrize("pattern", ["4x1", "1x4", "2x3", "rows", "columns"])
 @given(data=st.data(), density=st.floats(0, 1), scope=st.sampled_from(["global", "matrix"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_whole_units_are_those_of_a_stable_sort(pattern, data, density, scope):
     sizes = (1, 1) if "x" not in pattern else tuple(map(int, pattern.split("x")))
     weights = data.draw(matrices(*sizes))
@@ -240,7 +240,7 @@ def test_whole_units_are_those_of_a_stable_sort(pattern, data, density, scope):
 
 
 @given(data=st.data(), n=st.integers(1, 3), keep=st.integers(0, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_n_of_m_keeps_the_best_that_leave_n_in_each_group(data, n, keep):
     """Of all masks with so many ones and at least N in each group of four, none has a larger sum of scores."""
     weight = data.draw(matrices(1, 4).map(lambda found: found[0][:2, :4]))
@@ -368,16 +368,16 @@ def test_without_regrowth_dead_units_stay_dead(pattern):
     assert pruner.kept == pruner.target
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "8x8", "heads"])
-@pytest.mark.parametrize("method", ["pins", "movement", "smvp", "l0"])
+@pytest.mark.parametrize("pattern", ["2:4", "heads"])
+@pytest.mark.parametrize("method", ["pins", "smvp", "l0"])
 def test_resumed_is_bit_identical(method, pattern):
-    settings = {"interval": 2, "warmup": 1, "cooldown": 6, "sparsity": sparsity_of(pattern), "scope": "layer"}
+    settings = {"interval": 2, "warmup": 1, "cooldown": 4, "sparsity": sparsity_of(pattern), "scope": "layer"}
     x, y = tiny.task()
 
     def start():
         torch.manual_seed(0)
         net = Net()
-        pruner = Pruner(net, tiny.config(method, steps=16, pattern=pattern, **settings))
+        pruner = Pruner(net, tiny.config(method, steps=12, pattern=pattern, **settings))
         optimizer = torch.optim.AdamW(pruner.param_groups(), lr=3e-3)
         pruner.attach(optimizer)
         return net, pruner, optimizer
@@ -390,19 +390,21 @@ def test_resumed_is_bit_identical(method, pattern):
             optimizer.step()
 
     whole, pruner, optimizer = start()
-    for at in (7, 11):
-        steps(whole, optimizer, 0 if at == 7 else 7, at)
+    ends = []
+    for at in (5, 9):
+        steps(whole, optimizer, 0 if at == 5 else 5, at)
         saved = [{k: v.clone() for k, v in whole.state_dict().items()}, pruner.state_dict(), optimizer.state_dict()]
         saved = torch.utils._pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, saved)
         again, other, restarted = start()
         again.load_state_dict(saved[0])
         other.load_state_dict(saved[1])
         restarted.load_state_dict(saved[2])
-        steps(again, restarted, at, 16)
-        ends = [p.detach().clone() for p in other.finish().parameters()]
-    steps(whole, optimizer, 11, 16)
+        steps(again, restarted, at, 12)
+        ends.append([p.detach().clone() for p in other.finish().parameters()])
+    steps(whole, optimizer, 9, 12)
     pruner.finish()
-    assert all(torch.equal(a, b) for a, b in zip(ends, whole.parameters(), strict=True))
+    for end in ends:
+        assert all(torch.equal(a, b) for a, b in zip(end, whole.parameters(), strict=True))
     assert_units_whole(pattern, whole, pruner)
 
 
@@ -443,7 +445,7 @@ def test_what_no_pattern_can_be(pattern):
 
 
 def test_a_third_is_near_enough():
-    assert PruningConfig(pattern="1:3", sparsity=0.666667, total_steps=10).make_schedule().final == 1 / 3
+    assert PruningConfig(pattern="1:3", sparsity=0.666667, total_steps=99).make_schedule().final == 1 / 3
 
 
 def test_an_unknown_scope():
@@ -489,7 +491,7 @@ def test_units_are_not_sharded():
 def test_scores_that_are_not_numbers():
     weight = torch.ones(2, 8)
     weight[0, :3] = torch.nan
-    for pattern, sparsity in (("2:4", 0.5), ("1x4", 0.2)):
+    for pattern, sparsity in (("2:4", 0.5), ("1x4", 0.1)):
         with pytest.raises(ValueError, match="too many scores are NaN"):
             masks(Given(weight), 1 - sparsity, pattern=pattern, sparsity=sparsity)
 

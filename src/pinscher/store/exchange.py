@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
+from pinscher.store.anatomy import uneven
 from pinscher.store.payload import KEPT
 from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
 from pinscher.store.saving import KEEP, matrices, untied
@@ -24,6 +25,8 @@ def to_hf(model: Any, folder: Path, tokenizer: Any = None, wanted: dict[str, str
 
     The model is not changed.
     """
+    if uneven(model) is not None:
+        raise InputError("the model's layers are of sizes that no plain config can tell: use --format pinscher.")
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for name, matrix in matrices(model).items():
         place = state[name].data_ptr()
