@@ -1,20 +1,27 @@
 """Every criterion, pattern and scope reaches exactly its target; units are whole; masks are those of brute force."""
 
+import json
 import math
 from itertools import combinations
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import tiny
+import tiny_tasks
 from pinscher import Pruner, PruningConfig
 from pinscher.prune import CRITERIA, find_sites
 from pinscher.prune.masking import Ranks, kept_reference
 from pinscher.prune.patterns import SCOPES, parse
+from pinscher.train import experiment
+from pinscher.train.config import RunConfig
+from tiny_command import SHORT, outcome
 
 PATTERNS = ["unstructured", "2:4", "4:8", "4x1", "1x4", "16x16", "rows", "columns", "heads"]
 STEPS = 4
@@ -494,6 +501,53 @@ def test_scores_that_are_not_numbers():
     for pattern, sparsity in (("2:4", 0.5), ("1x4", 0.1)):
         with pytest.raises(ValueError, match="too many scores are NaN"):
             masks(Given(weight), 1 - sparsity, pattern=pattern, sparsity=sparsity)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    root = tmp_path_factory.mktemp("command")
+    tiny_tasks.write_files("sst2", root / "data")
+    tiny_tasks.tiny_model("sst2", root / "model")
+    return ["prune", "--model", root / "model", "--task", "sst2", "--data", root / "data", *SHORT, "--no-export"]
+
+
+def test_the_command(words, tmp_path, capsys):
+    flags = ["--pattern", "2:4", "--scope", "layer", "--sparsity", "0.5", "--output", tmp_path / "run"]
+    code, _, err = outcome([*words, *flags], capsys)
+    assert code == 0, err
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["sparsity"] == 0.5
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    for site in find_sites(model):
+        assert bool((oriented(site).reshape(-1, 4).sum(1) == 2).all())
+    config = tmp_path / "run" / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    assert settings["run"].pop("pattern") == "2:4"
+    assert settings["run"].pop("scope") == "layer"
+    config.write_text(yaml.safe_dump(settings))  # as a run of before there were patterns has it
+    found = experiment.config_of(tmp_path / "run")
+    assert (found.pattern, found.scope) == ("unstructured", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--pattern 2:4", "sparsity must be 0.5, not 0.8"),
+        ("--pattern 2by4", "unknown pattern '2by4'"),
+        ("--pattern rows --scope here", "unknown scope 'here'"),
+        ("--pattern 1x5", "pattern 1x5 does not fit"),
+        ("--pattern 1x5 --dry-run", "pattern 1x5 does not fit"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(flags, says, words, tmp_path, capsys):
+    code, _, err = outcome([*words, *flags.split(), "--output", tmp_path / "run"], capsys)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_a_run_goes_by_default():
+    assert str(RunConfig(task="rte", sparsity=0.5, pattern="2:4").folder) == "runs/rte-pins-50-2of4"
 
 
 def test_names_of_patterns():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pinscher.store.anatomy import uneven
+from pinscher.store.anatomy import has_all_heads
 
 # What transformers calls an activation, and what the kernels call it.
 ACTIVATIONS = {
@@ -103,7 +103,7 @@ def family_of(model: Any) -> Family | None:
         return None
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return None
-    if uneven(model) is not None:  # fewer heads than the width has room for
+    if not has_all_heads(model):
         return None
     return family if getattr(config, family.activation) in ACTIVATIONS else None
 

@@ -108,6 +108,12 @@ def uneven(model: Any) -> list[list[int]] | None:
     return None if all(sizes == wanted for sizes in found) else [[sizes.heads, sizes.inner] for sizes in found]
 
 
+def has_all_heads(model: Any) -> bool:
+    """Whether the layers have as many heads as the config says; a model of an unknown family has."""
+    sizes = uneven(model) or []
+    return all(heads == _configured(model).heads for heads, _ in sizes)
+
+
 def resize_(model: Any, sizes: Any) -> None:
     """Gives an empty model the sizes that a file names, so that its weights fit.
 

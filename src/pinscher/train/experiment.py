@@ -24,7 +24,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from pinscher import __version__, checkpoint
 from pinscher.errors import InputError
-from pinscher.prune import find_sites, sparsity
+from pinscher.prune import sparsity
 from pinscher.train import models
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
@@ -81,7 +81,8 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         _check_same(plan, folder, console)
     transformers.set_seed(config.seed)
     model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
-    _check_prunable(plan, model)
+    if plan.pruning is not None:
+        planning.prunable_sites(plan, model)  # refuses what cannot be pruned
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process:
         _start_folder(plan, folder, resume)
@@ -300,15 +301,6 @@ def _versions() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": processes().num_processes,
     }
-
-
-def _check_prunable(plan: Plan, model: Any) -> None:
-    if plan.pruning is None:
-        return
-    try:
-        find_sites(model, plan.pruning.target_modules, plan.pruning.exclude_modules)
-    except ValueError as error:
-        raise InputError(str(error)) from None
 
 
 def _last_checkpoint(folder: Path) -> str | None:

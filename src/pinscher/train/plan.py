@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 
 from pinscher.errors import InputError
-from pinscher.prune import PruningConfig, find_sites
+from pinscher.prune import PruningConfig, Site, find_sites
 from pinscher.train import data, models
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
@@ -141,13 +141,28 @@ class Costs:
 def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
     """Times a few forward and backward passes; the model's gradients are cleared again."""
     config = plan.config
-    sites = find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+    sites = prunable_sites(plan, model)
     prunable = sum(site.numel for site in sites)
     parameters = sum(p.numel() for p in model.parameters())
     copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores
     if config.objective == "self-regularization" and plan.pruning is not None:
         copies += parameters
     return Costs(len(sites), prunable, parameters, 4 * copies, _seconds_a_step(plan, model, trials) * plan.steps)
+
+
+def prunable_sites(plan: Plan, model: Any) -> list[Site]:
+    """The matrices that will be pruned, in units that fit them.
+
+    Raises:
+        InputError: if there are none, or the pattern does not fit.
+    """
+    config = plan.config
+    try:
+        sites = find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+        layout = None if plan.pruning is None else plan.pruning.make_layout(sites, model)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return sites if layout is None else layout.sites
 
 
 def _seconds_a_step(plan: Plan, model: Any, trials: int) -> float:
