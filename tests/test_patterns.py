@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import combinations
 
 import pytest
@@ -22,6 +23,7 @@ from pinscher.prune.patterns import SCOPES, parse
 from pinscher.train import experiment
 from pinscher.train.config import RunConfig
 from tiny_command import SHORT, outcome
+from tiny_models import HEADS
 
 PATTERNS = ["unstructured", "2:4", "4:8", "4x1", "1x4", "16x16", "rows", "columns", "heads"]
 STEPS = 4
@@ -314,6 +316,30 @@ def test_torch_attention_has_heads_too():
         columns = pruner.mask(f"layers.{i}.self_attn.out_proj")[0]
         assert torch.equal(rows.view(3, 16), columns.expand(3, 16))
         assert torch.equal(columns, columns.view(4, 4)[:, :1].expand(4, 4).reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "deberta-v2", "gpt2", "llama", "t5"])
+def test_nothing_reads_a_pruned_head(name):
+    """In real architectures: what query, key and value of pruned heads hold makes no difference any more."""
+    model = HEADS[name].make().eval()
+    pruner = Pruner(model, PruningConfig(method="random", total_steps=99, pattern="heads", sparsity=0.5))
+    with torch.no_grad():
+        pruner.ranking.rank(0.5)
+        pruner.ranking.apply()
+    ids = torch.arange(3, 11)[None]
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    with torch.no_grad():
+        before = model(**inputs).logits
+        written = [site for site in pruner.sites if re.search("[qkv]|attn$", site.kind.rsplit(".", 1)[-1])]
+        assert 2 * len(written) >= len(pruner.sites)
+        for site in written:
+            dead = ~pruner.mask(site.name)
+            site.owner.data[dead] = torch.randn(int(dead.sum()))
+        after = model(**inputs).logits
+        for site in written:
+            site.owner.data[pruner.mask(site.name)] *= -2.0
+        assert not torch.allclose(model(**inputs).logits, before, atol=1e-3)  # the others are read
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
 
 
 def test_units_of_two_sizes_keep_their_share():

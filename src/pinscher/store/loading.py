@@ -66,7 +66,7 @@ class PinscherQuantizer(HfQuantizer):
         inside = not home.is_dir() or all(path.parent.resolve().is_relative_to(home.resolve()) for path in files)
         if len({path.parent for path in files}) > 1 or not inside:
             raise DamagedError("the index of the model names files outside its folder")
-        if (sizes := self.quantization_config.settings.get("shrunk")) is not None:
+        if (sizes := getattr(self.quantization_config, "settings", {}).get("shrunk")) is not None:
             resize_(model, sizes)
         stored = Stored(files)
         state = model.state_dict()

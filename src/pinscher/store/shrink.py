@@ -153,5 +153,5 @@ def _dead_lines(model: Any) -> int:
 
 
 def _bias(module: Any, size: int) -> Tensor:
-    bias = module.bias
-    return module.weight.new_zeros(size) if bias is None else bias.detach()
+    bias: Tensor = module.weight.new_zeros(size) if module.bias is None else module.bias.detach()
+    return bias

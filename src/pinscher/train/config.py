@@ -103,7 +103,9 @@ class RunConfig:
     )
     regrow: bool = _flag(True, "Whether a pruned weight may come back.", "Pruning")
     pattern: str = _flag(
-        "unstructured", "What is pruned as a whole: unstructured, 2:4, 4x1, 16x16, rows, columns, heads, …", "Pruning"
+        "unstructured",
+        "What is pruned as a whole: unstructured, N:M (2:4), RxC blocks (4x1), rows, columns, heads.",
+        "Pruning",
     )
     scope: str | None = _flag(
         None, "What is ranked together: global, matrix, layer or kind; by default global (pst: matrix).", "Pruning"
