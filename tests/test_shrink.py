@@ -242,7 +242,7 @@ def test_the_command(run, tmp_path, capsys):
         was, now, gone, features = (int(number.replace(",", "")) for number in found.groups())
         assert now < was
         assert gone * 2 >= features
-        assert ("dead heads stay" in out) == (form == "hf")
+        assert ("dead heads that stay" in out) == (form == "hf")
         model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / form)
         assert model.num_parameters() == now
         torch.testing.assert_close(outputs(model), before, rtol=0, atol=1e-5)

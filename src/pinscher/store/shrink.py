@@ -25,6 +25,7 @@ from pinscher.store.anatomy import Anatomy, Sizes, anatomy_of, keep_features, ke
 class Shrunk:
     """What was removed, and what was dead and had to stay."""
 
+    plain: bool  # whether an ordinary config had to describe the result
     before: int  # parameters
     after: int
     layers: tuple[tuple[Sizes, Sizes], ...]  # of every layer, before and after
@@ -40,20 +41,25 @@ class Shrunk:
             f"  shrunk from {self.before:,} to {self.after:,} parameters: {was - now:,} of {was:,} feed-forward "
             f"features and {had - has:,} of {had:,} heads removed"
         ]
-        if self.features_left:
+        if self.plain and self.features_left:
             say.append(
-                f"  {self.features_left:,} dead features stay as zeros: a plain config has one width, that of the "
-                "widest layer; --format pinscher removes them, but one in each layer"
+                f"  dead features that stay as zeros: {self.features_left:,}; a plain config has one width, that of "
+                "the widest layer (--format pinscher removes them)"
             )
-        if self.heads_left:
+        if self.plain and self.heads_left:
             say.append(
-                f"  {self.heads_left:,} dead heads stay as zeros: a plain config cannot say how many a layer has; "
-                "--format pinscher removes them, but one in each layer"
+                f"  dead heads that stay as zeros: {self.heads_left:,}; a plain config cannot say how many a layer has "
+                "(--format pinscher removes them)"
+            )
+        if not self.plain and self.features_left + self.heads_left:
+            say.append(
+                f"  dead features that stay as zeros: {self.features_left:,}, dead heads: {self.heads_left:,}; a layer "
+                "keeps at least one of each"
             )
         if self.lines_left:
             say.append(
-                f"  {self.lines_left:,} dead rows and columns elsewhere stay: all layers share the width of the model, "
-                "and all heads their size"
+                f"  dead rows and columns elsewhere: {self.lines_left:,}; they stay, for all layers share the width of "
+                "the model, and all heads their size"
             )
         return say
 
@@ -89,6 +95,7 @@ def shrink_(model: Any, plain: bool) -> Shrunk:
     if plain and layers:
         setattr(model.config, anatomy.inner, now[0].inner)
     return Shrunk(
+        plain,
         before,
         model.num_parameters(),
         tuple(zip(was, now, strict=True)),
@@ -106,8 +113,8 @@ def _needed_features(layer: nn.Module, anatomy: Anatomy, act: Any) -> Tensor:
     up, down = layer.get_submodule(anatomy.up), layer.get_submodule(anatomy.down)
     rows, columns = matrix_of(up), matrix_of(down)
     read, alive = (columns != 0).any(0), (rows != 0).any(1)
-    bias = _bias(up, len(rows))
-    _fold_(down, columns, torch.where(read & ~alive, act(bias), 0.0))
+    constant = act(_bias(up, len(rows)).float())
+    _fold_(down, columns, torch.where(read & ~alive, constant, 0.0))
     return read & alive
 
 
