@@ -305,6 +305,7 @@ def export_(
     embeddings: Annotated[str, _shown("The same for the embeddings.")] = "keep",
     head: Annotated[str, _shown("The same for pooler and head.")] = "keep",
     calibrate: Annotated[int, _shown("Choose scales by so many training rows of the run.")] = 0,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Remove dead features and heads: the same outputs.")] = False,
     score: Annotated[bool, typer.Option("--score", help="Score the stored model on the run's test set.")] = False,
     push_to_hub: Annotated[str | None, _text("Also upload the folder to this repository on the hub.")] = None,
 ) -> None:
@@ -320,6 +321,7 @@ def export_(
     folder = Path(output) if output else Path(source) / ("export" if form == "pinscher" else f"export-{form}")
     how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
     scores: dict[str, float] = {}
+    removed = export.shrunk(loaded, form).told() if shrink else []
     if form == "pinscher":
         with _bar() as progress:
             scores = export.small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
@@ -327,7 +329,7 @@ def export_(
         raise InputError("--score and --push-to-hub go with --format pinscher.")
     else:
         export.write(loaded, folder, form, **how)
-    for line in export.told(loaded, folder, form, how, scores):
+    for line in [*export.told(loaded, folder, form, how, scores), *removed]:
         console.print(line, highlight=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
-from pinscher.store import exchange, saving
+from pinscher.store import exchange, saving, shrink
 from pinscher.train import models, plan, runfolder, scoring
 from pinscher.train.config import RunConfig
 
@@ -63,6 +63,13 @@ def _facts(run: Path) -> dict[str, Any]:
         "scores": result.scores,
         "dense_scores": result.dense,
     }
+
+
+def shrunk(source: Source, form: str) -> shrink.Shrunk:
+    """Takes what is dead out of a source's model, as far as the format can say so."""
+    if form not in ("pinscher", "hf"):
+        raise InputError("--shrink goes with --format pinscher or hf.")
+    return shrink.shrink_(source.model, plain=form == "hf")
 
 
 def small(

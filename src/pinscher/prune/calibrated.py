@@ -32,6 +32,7 @@ class Calibrated(Criterion):
     calibration: int = 128
 
     scope: ClassVar[Literal["global", "matrix"]] = "matrix"
+    chooses: ClassVar[bool] = True
     needs_grad: ClassVar[bool] = False
     schedule: ClassVar[str | None] = "one-shot"
     hold: ClassVar[str | None] = "always"

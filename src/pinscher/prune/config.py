@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from pinscher.prune import calibrated as _calibrated  # noqa: F401  (registers its methods)
 from pinscher.prune import fisher as _fisher  # noqa: F401
 from pinscher.prune import gates as _gates  # noqa: F401  (registers the learned masks)
 from pinscher.prune.criteria import CRITERIA, Criterion, Snip
+from pinscher.prune.patterns import SCOPES, UNSTRUCTURED, Layout, parse
 from pinscher.prune.schedule import SCHEDULES, Schedule
+from pinscher.prune.sites import Site
 
 HOLDS = ("cooldown", "always", "never")
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,6 +41,8 @@ class PruningConfig:
     hold: str = _help("cooldown", "When pruned weights are set to zero after every step: cooldown, always, never.")
     regrow: bool = _help(True, "Whether a pruned weight may be chosen again.")
     initial_sparsity: float | None = _help(None, "Sparsity the schedule starts from; by default the model's own.")
+    pattern: str = _help(UNSTRUCTURED, "What is pruned as a whole: unstructured, N:M, RxC, rows, columns, heads.")
+    scope: str | None = _help(None, "What is ranked together: global, matrix, layer or kind; by default the method's.")
     target_modules: str | tuple[str, ...] | None = _help(None, "Modules to prune instead: names or expressions.")
     exclude_modules: str | tuple[str, ...] | None = _help(None, "Modules to leave alone: names or expressions.")
     state_dtype: str = _help("float32", "Precision of the smoothed scores: float32 or bfloat16 (half the memory).")
@@ -69,6 +75,9 @@ class PruningConfig:
             value = getattr(self, name)
             if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
                 raise ValueError(f"{name} must be a number of steps, or a fraction below 1; not {value}")
+        if self.scope is not None and self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, not {self.scope!r}")
+        parse(self.pattern).final(1.0 - self.sparsity)
         self.make_criterion()
         if self.total_steps is not None:
             self.make_schedule()
@@ -103,9 +112,21 @@ class PruningConfig:
             warmup=0 if one_shot else self._steps(self.warmup),
             cooldown=cooldown,
             interval=1 if one_shot else self.interval,
-            final=1.0 - self.sparsity,
+            final=parse(self.pattern).final(1.0 - self.sparsity),
             initial=1.0 if initial_density is None else initial_density,
         )
+
+    def make_layout(self, sites: Sequence[Site], model: nn.Module) -> Layout | None:
+        """The units that are ranked, and against which others; None for all single weights together."""
+        criterion = self.make_criterion()
+        if criterion.chooses:
+            if self.pattern != UNSTRUCTURED or self.scope is not None:
+                raise ValueError(f"method {self.method!r} chooses its masks row by row: leave out pattern and scope")
+            return None
+        scope = self.scope or criterion.scope
+        if self.pattern == UNSTRUCTURED and scope == "global":
+            return None
+        return Layout(parse(self.pattern), scope, sites, model)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON or YAML."""

@@ -64,6 +64,8 @@ def steer(criterion: Gated, pruner: Pruner, t: int) -> None:
     if t > schedule.total or density >= 1.0:
         return
     controlled = isinstance(criterion, SoftMovement | L0)
+    if isinstance(criterion, SoftMovement) and pruner.ranking.layout is not None and schedule.settled(t):
+        controlled = False  # one level knows nothing of units: the cool-down is there to recover from the projection
     if t == schedule.total or (schedule.due(t) and not controlled):
         project(criterion, pruner, density)
     elif isinstance(criterion, SoftMovement):

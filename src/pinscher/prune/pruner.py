@@ -7,7 +7,6 @@ completed steps: one that a GradScaler skips never happened.
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -53,10 +52,15 @@ class Pruner:
         self.schedule = config.make_schedule()
         self.adapted = adapters.are_there(self.sites, self.criterion)
         self.others = adapters.others(model, self.sites) if self.adapted else []  # further matrices with adapters
+        layout = config.make_layout(self.sites, model)
+        if layout is not None:
+            self.sites = layout.sites
         gated = isinstance(self.criterion, Gated) or self.adapted
         again = self.criterion.lasting and config.regrow and not self.schedule.once
-        store = gated or not again or config.track_revived
-        self.ranking = Ranking(self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks)
+        store = gated or not again or config.track_revived or layout is not None
+        self.ranking = Ranking(
+            self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks, layout=layout
+        )
         density = self.ranking.kept / self.total
         start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
         self.schedule = config.make_schedule(initial_density=start)
@@ -91,7 +95,7 @@ class Pruner:
     @property
     def target(self) -> int:
         """How many of them are kept in the end."""
-        return math.floor(self.schedule.final * self.total + 0.5)
+        return self.ranking.count(self.schedule.final)
 
     # ------------------------------------------------------------ the hooks
 

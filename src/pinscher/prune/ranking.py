@@ -1,4 +1,4 @@
-"""Ranking: which weights stay. Ranks all sites' scores together (or each matrix by itself) and gives the masks.
+"""Ranking: which weights stay. Ranks all sites' scores together (or as a layout says) and gives the masks.
 
 Masks are stored only where they must be. Smoothed scores do not change until the next ranking, so there the threshold
 alone gives the mask again, for no memory.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pinscher.prune.criteria import Criterion
 from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, threshold, zero_
+from pinscher.prune.patterns import Family, Layout, Unstructured, inward, oriented
 from pinscher.prune.sites import Site
 
 
@@ -27,12 +28,23 @@ class Ranking:
         store: keep the masks as tensors, one byte a weight.
         regrow: whether a pruned weight may be chosen again; if not, existing zeros count as pruned.
         ranks: the processes that share the weights.
+        layout: units and scopes to rank by, for which masks are stored; None ranks all single weights together.
     """
 
     def __init__(
-        self, sites: Sequence[Site], criterion: Criterion, *, store: bool, regrow: bool, ranks: Ranks = ALONE
+        self,
+        sites: Sequence[Site],
+        criterion: Criterion,
+        *,
+        store: bool,
+        regrow: bool,
+        ranks: Ranks = ALONE,
+        layout: Layout | None = None,
     ) -> None:
         self.sites, self.criterion, self.store, self.regrow, self.ranks = sites, criterion, store, regrow, ranks
+        self.layout = layout
+        if ranks.size > 1 and layout is not None and not isinstance(layout.pattern, Unstructured):
+            raise ValueError("units need whole matrices, but the weights are sharded: use pattern='unstructured'")
         self.total = sum(site.numel for site in sites)
         self.threshold: Threshold | None = None
         self.pruned: dict[str, Tensor] = {}  # stored masks, flat, True where pruned
@@ -49,13 +61,16 @@ class Ranking:
         return self.threshold is not None or bool(self.pruned)
 
     def rank(self, density: float) -> None:
-        """Chooses exactly floor(density * d + 0.5) weights to keep."""
-        keep = math.floor(density * self.total + 0.5)
-        if self.criterion.scope == "global":
+        """Chooses exactly `count(density)` weights to keep."""
+        keep = self.count(density)
+        if self.layout is None:
             self.threshold = threshold([self.scores(site) for site in self.sites], keep, self.ranks)
         if self.store:
             before = self.pruned
-            self.pruned = {site.name: self._fresh_mask(i, density) for i, site in enumerate(self.sites)}
+            if self.layout is None:
+                self.pruned = {site.name: self._fresh_mask(i) for i, site in enumerate(self.sites)}
+            else:
+                self.pruned = dict(self._laid_out(self.layout, density))
             local = sum(site.weight.numel() for site in self.sites)
             self.check(keep, local - sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
             back = sum(int(torch.count_nonzero(was & ~self.pruned[name])) for name, was in before.items())
@@ -69,6 +84,10 @@ class Ranking:
         back = sum(int(torch.count_nonzero(was & ~pruned[name])) for name, was in self.pruned.items())
         self.pruned, self.revived = pruned, self.ranks.count(back)
         self.kept = self.total - self.ranks.count(sum(int(torch.count_nonzero(p)) for p in pruned.values()))
+
+    def count(self, density: float) -> int:
+        """How many weights a density means: floor(density * d + 0.5), or as many whole units."""
+        return math.floor(density * self.total + 0.5) if self.layout is None else self.layout.count(density)
 
     def check(self, keep: int, left: int) -> None:
         """Never prune another number of weights than was asked for; `left` is what stays on this rank."""
@@ -115,21 +134,43 @@ class Ranking:
                 zero_(weight[at], kept)
         self.check(self.kept, left)
 
-    def _fresh_mask(self, index: int, density: float) -> Tensor:
+    def _fresh_mask(self, index: int) -> Tensor:
         """The mask of one site that the new threshold gives, flat, True where pruned."""
-        site = self.sites[index]
-        scores = self.scores(site)
-        cut, place = self.threshold, index
-        if self.criterion.scope == "matrix":
-            seen = sum(s.numel for s in self.sites[:index])
-            # Rounding the running total, not each matrix, keeps the sum exact.
-            keep = math.floor(density * (seen + site.numel) + 0.5) - math.floor(density * seen + 0.5)
-            cut, place = threshold([scores], keep, self.ranks), 0
-        assert cut is not None
-        pruned = torch.empty_like(site.weight, dtype=torch.bool)
-        for at, kept in cut.keeps(scores, place):
+        assert self.threshold is not None
+        pruned = torch.empty_like(self.sites[index].weight, dtype=torch.bool)
+        for at, kept in self.threshold.keeps(self.scores(self.sites[index]), index):
             torch.eq(kept, 0, out=pruned[at])
         return pruned
+
+    def _laid_out(self, layout: Layout, density: float) -> Iterator[tuple[str, Tensor]]:
+        """The masks of all sites by name, flat, True where pruned: each list of units is ranked by itself."""
+        pattern = layout.pattern
+        for members, keep in zip(layout.lists, layout.keeps(density), strict=True):
+            scores = [self._unit_scores(layout, family) for family in members]
+            cut = threshold(scores, keep, self.ranks)
+            for i, family in enumerate(members):
+                kept = torch.empty(scores[i].numel, dtype=torch.bool, device=family.sites[0].weight.device)
+                for at, stays in cut.keeps(scores[i], i):
+                    kept[at] = stays.bool()
+                for site in family.sites:
+                    if pattern.whole:
+                        yield site.name, ~inward(site, pattern.spread(site, kept))
+                    else:
+                        yield site.name, ~pattern.tied(site, self.scores(site), kept)
+
+    def _unit_scores(self, layout: Layout, family: Family) -> Scores:
+        """The scores of the units of some matrices. Without regrowth a unit is dead when all of its weights are."""
+        pattern = layout.pattern
+        if not pattern.whole:
+            return pattern.loose(family.sites[0], self.scores(family.sites[0]))
+        totals, alive = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for site in family.sites:
+            values = oriented(site, self.criterion.scores(site).read(slice(None)))
+            totals = totals.to(values.device) + pattern.sums(site, values)
+            if not self.regrow:
+                living = oriented(site, ~self.pruned[site.name])
+                alive = alive.to(values.device) + pattern.sums(site, living)
+        return Scores(totals if self.regrow else totals.masked_fill(alive == 0, -torch.inf))
 
     def state_dict(self) -> dict[str, Any]:
         cut = self.threshold

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from pinscher.prune.patterns import UNSTRUCTURED
 from pinscher.prune.sites import Site
 
 VERSION = 1
@@ -17,10 +18,11 @@ def check(state: dict[str, Any], mine: dict[str, Any], sites: Sequence[Site], fi
         raise ValueError(f"pruner state of version {state.get('version')}; this pinscher reads version {VERSION}")
     if state["finished"] or finished:
         raise ValueError("a finished pruner has nothing to resume: its model is an ordinary one, load that instead")
-    for name in ("method", "options", "regrow", "state_dtype"):
-        if state["config"][name] != mine["config"][name]:
+    theirs = {"pattern": UNSTRUCTURED, "scope": None} | state["config"]  # older ones do not say
+    for name in ("method", "options", "regrow", "state_dtype", "pattern", "scope"):
+        if theirs[name] != mine["config"][name]:
             raise ValueError(
-                f"the checkpoint was made with {name}={state['config'][name]!r}, this run has "
+                f"the checkpoint was made with {name}={theirs[name]!r}, this run has "
                 f"{mine['config'][name]!r}: resume with the same"
             )
     if set(state["sites"]) != set(mine["sites"]):
@@ -35,6 +37,6 @@ def check(state: dict[str, Any], mine: dict[str, Any], sites: Sequence[Site], fi
     for place, mask in state["ranking"]["pruned"].items():
         if mask.numel() != sizes.get(place):
             raise ValueError(f"the checkpoint's mask of {place} is of another shape")
-    changed = [n for n, value in mine["config"].items() if state["config"].get(n) != value]
+    changed = [n for n, value in mine["config"].items() if theirs.get(n) != value]
     if changed:
         warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=4)

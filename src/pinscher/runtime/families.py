@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pinscher.store.anatomy import has_all_heads
+
 # What transformers calls an activation, and what the kernels call it.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -100,6 +102,8 @@ def family_of(model: Any) -> Family | None:
     if family is None or getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         return None
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
+        return None
+    if not has_all_heads(model):
         return None
     return family if getattr(config, family.activation) in ACTIVATIONS else None
 

@@ -13,6 +13,7 @@ from pinscher.runtime import choice, kernels
 from pinscher.runtime.kernels import Weights
 from pinscher.runtime.sparse import assemble, weights_of
 from pinscher.store import payload
+from pinscher.store.anatomy import resize_
 from pinscher.store.file import Stored, files_of, is_packed
 from pinscher.store.quantize import Quantized
 from pinscher.store.saving import matrices
@@ -89,9 +90,13 @@ def _empty(kind: Any, config: Any) -> Any:
     """The model without room for its weights."""
     from accelerate import init_empty_weights
 
+    sizes = config.quantization_config.get("shrunk")
     del config.quantization_config
     with init_empty_weights(include_buffers=False):
-        return kind(config)
+        made = kind(config)
+        if sizes is not None:
+            resize_(made, sizes)
+    return made
 
 
 def _fill_(model: nn.Module, stored: Stored) -> dict[str, str]:

@@ -21,7 +21,8 @@ from pinscher.runtime import choice, kernels
 from pinscher.runtime.encoder import SHIFTED, FastEncoder
 from pinscher.runtime.families import Family, family_of
 from pinscher.runtime.kernels import Weights
-from pinscher.store.saving import is_flipped, matrices
+from pinscher.store.anatomy import is_flipped
+from pinscher.store.saving import matrices
 
 Source = Callable[[str], Weights]  # the matrix of a module, by the module's name
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pinscher import checkpoint
 from pinscher.errors import InputError
+from pinscher.store.anatomy import uneven
 from pinscher.store.calibration import importances
 from pinscher.store.payload import KEPT
 from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
@@ -32,6 +33,8 @@ def to_hf(
 
     The model is not changed.
     """
+    if uneven(model) is not None:
+        raise InputError("the model's layers are of sizes that no plain config can tell: use --format pinscher.")
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     known = matrices(model)
     layers = [matrix.module for matrix in known.values() if matrix.role != "embedding"]

@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from pinscher.errors import InputError
 from pinscher.store import payload
+from pinscher.store.anatomy import resize_
 from pinscher.store.file import VERSION, Stored, is_packed
 from pinscher.store.streams import DamagedError
 
@@ -66,6 +67,8 @@ class PinscherQuantizer(HfQuantizer):
         inside = not home.is_dir() or all(path.parent.resolve().is_relative_to(home.resolve()) for path in files)
         if len({path.parent for path in files}) > 1 or not inside:
             raise DamagedError("the index of the model names files outside its folder")
+        if (sizes := getattr(self.quantization_config, "settings", {}).get("shrunk")) is not None:
+            resize_(model, sizes)
         stored = Stored(files)
         state = model.state_dict()
         for name in stored.names():

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.store import card, file, payload
+from pinscher.store.anatomy import is_flipped, uneven
 from pinscher.store.calibration import importances
 from pinscher.store.codecs import CODECS
 
@@ -49,11 +50,6 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
         if id(weight) not in found or role == "embedding":
             found[id(weight)] = f"{name}.weight", Matrix(name, role, flipped)
     return dict(found.values())
-
-
-def is_flipped(module: nn.Module) -> bool:
-    """Whether a module keeps its matrix with inputs first, as GPT-2's do."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def save_pretrained(
@@ -97,7 +93,9 @@ def save_pretrained(
     wanted = {"matrix": values, "embedding": embeddings, "head": head}
     _check(model, folder, wanted)
     tensors = packed(model, wanted, codecs, calibration, progress)
-    settings = {"version": file.VERSION, "values": values, "embeddings": embeddings, "head": head}
+    settings: dict[str, Any] = {"version": file.VERSION, "values": values, "embeddings": embeddings, "head": head}
+    if (sizes := uneven(model)) is not None:
+        settings["shrunk"] = sizes
     with checkpoint.whole(folder) as fresh:
         files = file.write(fresh, tensors, max_shard_size)
         _write_config(model, fresh, settings)

@@ -13,6 +13,7 @@ import yaml
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, SCHEDULES, PruningConfig
 from pinscher.prune.once import prunes_once
+from pinscher.prune.patterns import SCOPES, UNSTRUCTURED, parse
 from pinscher.prune.teacher import OBJECTIVES
 
 DENSE = "dense"
@@ -104,6 +105,14 @@ class RunConfig:
         "cooldown", "When pruned weights are set to zero after every step: cooldown, always, never.", "Pruning"
     )
     regrow: bool = _flag(True, "Whether a pruned weight may come back.", "Pruning")
+    pattern: str = _flag(
+        "unstructured",
+        "What is pruned as a whole: unstructured, N:M (2:4), RxC blocks (4x1), rows, columns, heads.",
+        "Pruning",
+    )
+    scope: str | None = _flag(
+        None, "What is ranked together: global, matrix, layer or kind; by default global (pst: matrix).", "Pruning"
+    )
     target_modules: list[str] = _flag([], "Modules to prune instead: names or expressions.", "Pruning")
     exclude_modules: list[str] = _flag([], "Modules to leave alone: names or expressions.", "Pruning")
     state_dtype: str = _flag("float32", "Precision of the smoothed scores: float32 or bfloat16.", "Pruning")
@@ -119,6 +128,8 @@ class RunConfig:
             object.__setattr__(self, name, [value] if isinstance(value, str) else list(value or []))
         self._check_names()
         self._check_numbers()
+        if not self.is_dense:
+            self._check_pattern()
         if self.select == "best" and self.method in ("movement", "smvp", "l0", "pst"):
             raise InputError(
                 f"method {self.method!r} learns its masks and is exact only at the end: use --select final."
@@ -139,6 +150,16 @@ class RunConfig:
                 close = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
                 meant = f" Did you mean {close[0]!r}?" if close else ""
                 raise InputError(f"unknown {name} {value!r}.{meant} Known: {', '.join(allowed)}.")
+
+    def _check_pattern(self) -> None:
+        if self.scope is not None and self.scope not in SCOPES:
+            raise InputError(f"unknown scope {self.scope!r}: there are {', '.join(SCOPES)}.")
+        try:
+            pattern = parse(self.pattern)
+            if self.target_size is None:  # which chooses the sparsity later
+                pattern.final(1.0 - self.sparsity)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def _check_numbers(self) -> None:
         if not 0.0 <= self.sparsity < 1.0:
@@ -171,6 +192,8 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         name = DENSE if self.is_dense else f"{self.method}-{self.sparsity * 100:g}"
+        if not self.is_dense and self.pattern != UNSTRUCTURED:
+            name += "-" + self.pattern.replace(":", "of")
         return Path(self.output or f"runs/{self.task}-{name}")
 
     def pruning(self, total_steps: int) -> PruningConfig | None:
@@ -189,6 +212,8 @@ class RunConfig:
                 interval=interval,
                 hold=self.hold,
                 regrow=self.regrow,
+                pattern=self.pattern,
+                scope=self.scope,
                 target_modules=tuple(self.target_modules) or None,
                 exclude_modules=tuple(self.exclude_modules) or None,
                 state_dtype=self.state_dtype,

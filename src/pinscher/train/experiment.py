@@ -239,7 +239,7 @@ def _dense_run(config: RunConfig, resume: bool, console: Console) -> Result:
 def _check_prunable(plan: Plan, model: Any) -> None:
     if plan.pruning is None:
         return
-    sites = planning.sites_of(plan.config, model)
+    sites = planning.prunable_sites(plan, model)
     total, zeros = sum(site.numel for site in sites), sum(site.zeros() for site in sites)
     if zeros > math.ceil(plan.pruning.sparsity * total):  # the final count is rounded
         raise InputError(

@@ -17,8 +17,7 @@ from datasets import Dataset
 from transformers import integrations
 
 from pinscher.errors import InputError
-from pinscher.prune import PruningConfig, find_sites
-from pinscher.prune.sites import Site
+from pinscher.prune import PruningConfig, Site, find_sites
 from pinscher.train import data, models
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
@@ -167,13 +166,27 @@ def sites_of(config: RunConfig, model: Any) -> list[Site]:
 def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
     """Times a few forward and backward passes; the model's gradients are cleared again."""
     config = plan.config
-    sites = sites_of(config, model)
+    sites = prunable_sites(plan, model)
     prunable = sum(site.numel for site in sites)
     parameters = sum(p.numel() for p in model.parameters())
     copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores
     if config.objective == "self-regularization" and plan.pruning is not None:
         copies += parameters
     return Costs(len(sites), prunable, parameters, 4 * copies, _seconds_a_step(plan, model, trials) * plan.steps)
+
+
+def prunable_sites(plan: Plan, model: Any) -> list[Site]:
+    """The matrices that will be pruned, in units that fit them.
+
+    Raises:
+        InputError: if there are none, or the pattern does not fit.
+    """
+    sites = sites_of(plan.config, model)
+    try:
+        layout = None if plan.pruning is None else plan.pruning.make_layout(sites, model)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return sites if layout is None else layout.sites
 
 
 def _seconds_a_step(plan: Plan, model: Any, trials: int) -> float:

@@ -1,0 +1,289 @@
+"""Patterns: which weights stay or go together, and among which of them the ranking chooses.
+
+A unit is what is kept or pruned as a whole. Its score is the sum of its weights' scores: pruning it costs what pruning
+each of them costs. Everything here is in the orientation [outputs, inputs], also for matrices that are stored the other
+way round.
+
+    unstructured   every weight is a unit
+    N:M            of every M neighbouring inputs of an output exactly N are kept in the end
+    RxC            blocks of R outputs by C inputs
+    rows, columns  all weights of an output, or of an input
+    heads          what belongs to an attention head: rows of query, key and value, columns of the output (heads.py)
+
+A scope says which units compete: all ("global"), those of one matrix, of one layer, or of one kind of matrix.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pinscher.prune.masking import Scores
+from pinscher.prune.sites import Site
+
+UNSTRUCTURED = "unstructured"
+SCOPES = ("global", "matrix", "layer", "kind")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Matrices that share their units: one by itself, or those of an attention.
+
+    Args:
+        sites: the matrices.
+        units: how many units they have together.
+        size: weights of a unit, over all of the matrices.
+        fixed: weights besides, which are kept whatever the ranking says.
+    """
+
+    sites: tuple[Site, ...]
+    units: int
+    size: int = 1
+    fixed: int = 0
+
+
+class Pattern:
+    """The interface. A pattern has either `whole` units of several weights, or ranks weights one by one."""
+
+    whole: ClassVar[bool] = True
+
+    def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
+        """The units of a model.
+
+        Raises:
+            ValueError: if the pattern does not fit a matrix; the message names it.
+        """
+        raise NotImplementedError
+
+    def final(self, density: float) -> float:
+        """The density of the end, given what the user asked for.
+
+        Raises:
+            ValueError: if the pattern can have no such density.
+        """
+        return density
+
+    def sums(self, site: Site, values: Tensor) -> Tensor:
+        """Sums weight-shaped values [outputs, inputs] over the part of each unit that lies in this site: [units]."""
+        raise NotImplementedError
+
+    def spread(self, site: Site, kept: Tensor) -> Tensor:
+        """The mask [outputs, inputs] of a site of whose units some are kept: [units]."""
+        raise NotImplementedError
+
+    def loose(self, site: Site, scores: Scores) -> Scores:
+        """Without whole units: the scores of those weights that the ranking chooses from, in their order."""
+        raise NotImplementedError
+
+    def tied(self, site: Site, scores: Scores, kept: Tensor) -> Tensor:
+        """Without whole units: the flat mask of a site, given which of its loose weights are kept."""
+        raise NotImplementedError
+
+
+class Unstructured(Pattern):
+    whole: ClassVar[bool] = False
+
+    def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
+        return [Family((site,), site.numel) for site in sites]
+
+    def loose(self, site: Site, scores: Scores) -> Scores:
+        return scores
+
+    def tied(self, site: Site, scores: Scores, kept: Tensor) -> Tensor:
+        return kept
+
+
+@dataclass(frozen=True)
+class NofM(Pattern):
+    """N of every M neighbouring inputs.
+
+    The N best of a group are kept at any density. The schedule decides how many of the others are kept too, and they
+    are ranked against those of all groups, so that r(t) is exact at every step and only the N are left in the end.
+    """
+
+    n: int
+    m: int
+
+    whole: ClassVar[bool] = False
+
+    def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
+        families = []
+        for site in sites:
+            _, inputs = outward(site)
+            _divides(self.m, inputs, "inputs", site, f"{self.n}:{self.m}")
+            fixed = site.numel // self.m * self.n
+            families.append(Family((site,), site.numel - fixed, fixed=fixed))
+        return families
+
+    def final(self, density: float) -> float:
+        if abs(density - self.n / self.m) > 1e-6:
+            raise ValueError(
+                f"pattern {self.n}:{self.m} keeps {self.n} of every {self.m} weights, so sparsity must be "
+                f"{1 - self.n / self.m:.6g}, not {1 - density:.6g}. Set that, or choose another pattern."
+            )
+        return self.n / self.m
+
+    def loose(self, site: Site, scores: Scores) -> Scores:
+        groups, best = self._best(site, scores)
+        if bool((groups.isnan() & best).any()):
+            raise ValueError("too many scores are NaN to rank them. Did training diverge? Try a lower learning rate.")
+        return Scores(groups[~best])
+
+    def tied(self, site: Site, scores: Scores, kept: Tensor) -> Tensor:
+        _, best = self._best(site, scores)
+        best[~best] = kept
+        return inward(site, best.view(outward(site)))
+
+    def _best(self, site: Site, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The scores in groups, and which are the N best of theirs; the first of equal ones."""
+        groups = oriented(site, scores.read(slice(None))).reshape(-1, self.m)
+        known = groups.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        better = torch.zeros(groups.shape, dtype=torch.int16, device=groups.device)
+        for j in range(self.m):  # few comparisons of whole columns are faster than many tiny sorts
+            other = known[:, j : j + 1]
+            better += other > known
+            better[:, j + 1 :] += other == known[:, j + 1 :]
+        return groups, better < self.n
+
+
+@dataclass(frozen=True)
+class Block(Pattern):
+    """Blocks of so many outputs by so many inputs; None is all of them."""
+
+    rows: int | None
+    columns: int | None
+
+    def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
+        families = []
+        for site in sites:
+            outputs, inputs = outward(site)
+            rows, columns = self._shape(site)
+            _divides(rows, outputs, "outputs", site, f"{rows}x{columns}")
+            _divides(columns, inputs, "inputs", site, f"{rows}x{columns}")
+            families.append(Family((site,), site.numel // (rows * columns), rows * columns))
+        return families
+
+    def sums(self, site: Site, values: Tensor) -> Tensor:
+        outputs, inputs = values.shape
+        rows, columns = self._shape(site)
+        blocks = values.reshape(outputs // rows, rows, inputs // columns, columns)
+        return blocks.sum((1, 3), dtype=torch.float64).view(-1)
+
+    def spread(self, site: Site, kept: Tensor) -> Tensor:
+        outputs, inputs = outward(site)
+        rows, columns = self._shape(site)
+        blocks = kept.view(outputs // rows, 1, inputs // columns, 1)
+        return blocks.expand(-1, rows, -1, columns).reshape(outputs, inputs)
+
+    def _shape(self, site: Site) -> tuple[int, int]:
+        outputs, inputs = outward(site)
+        return self.rows or outputs, self.columns or inputs
+
+
+def parse(text: str) -> Pattern:
+    """The pattern that a name means."""
+    if text == UNSTRUCTURED:
+        return Unstructured()
+    if text == "heads":
+        from pinscher.prune.heads import Heads
+
+        return Heads()
+    if text == "rows":
+        return Block(1, None)
+    if text == "columns":
+        return Block(None, 1)
+    if found := re.fullmatch(r"(\d+):(\d+)", text):
+        n, m = int(found[1]), int(found[2])
+        if not 0 < n < m:
+            raise ValueError(f"pattern {text!r}: of every {m} weights between 1 and {m - 1} can be kept, not {n}")
+        return NofM(n, m)
+    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        return Block(int(found[1]), int(found[2]))
+    raise ValueError(
+        f"unknown pattern {text!r}. Known: unstructured, N:M (2:4, 4:8), RxC blocks of outputs by inputs "
+        "(4x1, 1x4, 16x16), rows, columns, heads"
+    )
+
+
+class Layout:
+    """The units of a model, in lists of those that are ranked together: of one scope, and of one size.
+
+    Units of different sizes are never ranked against each other, for the larger has the larger sum. So how many units
+    of which size are kept is known before any score is.
+    """
+
+    def __init__(self, pattern: Pattern, scope: str, sites: Sequence[Site], model: nn.Module) -> None:
+        self.pattern = pattern
+        families = pattern.families(sites, model)
+        self.sites = [site for site in sites if any(site in family.sites for family in families)]
+        lists: dict[str, list[Family]] = {}
+        for family in families:
+            lists.setdefault(_scope_of(family.sites[0], scope), []).append(family)
+        self.lists = [
+            [family for family in members if family.size == size]
+            for members in lists.values()
+            for size in sorted({family.size for family in members}, reverse=True)
+        ]
+
+    def keeps(self, density: float) -> list[int]:
+        """How many units of each list are kept.
+
+        The running total over all lists is rounded, not each list, so that the sum is as near to density * d as units
+        of the last list's size allow; floor(density * units + 0.5) where there is but one list.
+        """
+        seen, kept, counts = 0, 0, []
+        for members in self.lists:
+            size, units = members[0].size, sum(family.units for family in members)
+            fixed = sum(family.fixed for family in members)
+            seen += units * size + fixed
+            if size == 1:
+                count = math.floor(density * seen + 0.5) - kept - fixed
+            else:
+                count = math.floor(density * (seen / size) - (kept + fixed) / size + 0.5)
+            counts.append(min(max(count, 0), units))
+            kept += counts[-1] * size + fixed
+        return counts
+
+    def count(self, density: float) -> int:
+        """How many weights are kept."""
+        fixed = sum(family.fixed for members in self.lists for family in members)
+        return fixed + sum(
+            count * members[0].size for members, count in zip(self.lists, self.keeps(density), strict=True)
+        )
+
+
+def outward(site: Site) -> tuple[int, int]:
+    """How many outputs and inputs a matrix has."""
+    first, second = site.shape
+    return (second, first) if site.transposed else (first, second)
+
+
+def oriented(site: Site, flat: Tensor) -> Tensor:
+    """Flat values of a site as [outputs, inputs]."""
+    values = flat.view(site.shape)
+    return values.T if site.transposed else values
+
+
+def inward(site: Site, values: Tensor) -> Tensor:
+    """[outputs, inputs] flat, as the site stores them."""
+    return (values.T if site.transposed else values).reshape(-1)
+
+
+def _scope_of(site: Site, scope: str) -> str:
+    """What a site shares with those it is ranked together with."""
+    return {"global": "", "matrix": site.name, "layer": site.block or site.name, "kind": site.kind}[scope]
+
+
+def _divides(size: int, whole: int, what: str, site: Site, pattern: str) -> None:
+    # A smaller unit at the edge would be one that no kernel for the pattern can use.
+    if whole % size:
+        raise ValueError(
+            f"pattern {pattern} does not fit {site.name}: its {whole} {what} are no multiple of {size}. Choose another "
+            "pattern, or leave the matrix out with exclude_modules."
+        )

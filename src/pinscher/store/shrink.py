@@ -1,0 +1,164 @@
+"""Takes dead rows, columns and heads out of a model: a smaller dense model with the same outputs.
+
+A feature of the feed-forward part is dead if nothing reads it (its column in the second matrix is zero) or if it is the
+same for every input (its row in the first matrix is zero): then it is activation(bias), and what the second matrix
+makes of that is added to the second bias. A head is dead if nothing reads it, or if its values are only their bias:
+attention weights sum to one, so it always gives that bias, which goes into the bias of the output in the same way.
+
+A plain config.json knows one feed-forward width for all layers, and no number of heads that leaves a head's size as it
+is. So a `plain` shrunk model has the width that its widest layer needs, and all heads. The small file notes the sizes
+of every layer (anatomy.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pinscher.store.anatomy import Anatomy, Sizes, anatomy_of, keep_features, keep_heads, matrix_of, sizes_in, sizes_of
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What was removed, and what was dead and had to stay."""
+
+    plain: bool  # whether an ordinary config had to describe the result
+    before: int  # parameters
+    after: int
+    layers: tuple[tuple[Sizes, Sizes], ...]  # of every layer, before and after
+    heads_left: int  # dead heads that are still there
+    features_left: int  # dead features that are still there
+    lines_left: int  # dead rows and columns of other kinds
+
+    def told(self) -> list[str]:
+        """For people."""
+        was, now = (sum(sizes[i].inner for sizes in self.layers) for i in (0, 1))
+        had, has = (sum(sizes[i].heads for sizes in self.layers) for i in (0, 1))
+        say = [
+            f"  shrunk from {self.before:,} to {self.after:,} parameters: {was - now:,} of {was:,} feed-forward "
+            f"features and {had - has:,} of {had:,} heads removed"
+        ]
+        if self.plain and self.features_left:
+            say.append(
+                f"  dead features that stay as zeros: {self.features_left:,}; a plain config has one width, that of "
+                "the widest layer (--format pinscher removes them)"
+            )
+        if self.plain and self.heads_left:
+            say.append(
+                f"  dead heads that stay as zeros: {self.heads_left:,}; a plain config cannot say how many a layer has "
+                "(--format pinscher removes them)"
+            )
+        if not self.plain and self.features_left + self.heads_left:
+            say.append(
+                f"  dead features that stay as zeros: {self.features_left:,}, dead heads: {self.heads_left:,}; a layer "
+                "keeps at least one of each"
+            )
+        if self.lines_left:
+            say.append(
+                f"  dead rows and columns elsewhere: {self.lines_left:,}; they stay, for all layers share the width of "
+                "the model, and all heads their size"
+            )
+        return say
+
+
+@torch.no_grad()
+def shrink_(model: Any, plain: bool) -> Shrunk:
+    """Removes from a model what is dead, in place.
+
+    Args:
+        model: a transformers model of a known family.
+        plain: whether an ordinary config has to describe the result.
+    """
+    from transformers.activations import ACT2FN
+
+    anatomy = anatomy_of(model)
+    before, act = model.num_parameters(), ACT2FN[getattr(model.config, anatomy.activation)]
+    layers = list(model.base_model.get_submodule(anatomy.layers))
+    was = sizes_of(model)
+    features = [_needed_features(layer, anatomy, act) for layer in layers]
+    heads = [_needed_heads(layer, anatomy, sizes.heads) for layer, sizes in zip(layers, was, strict=True)]
+    width = max([1, *(int(needed.sum()) for needed in features)])
+    now, dead_features, dead_lines = [], 0, 0
+    for layer, needed, living in zip(layers, features, heads, strict=True):
+        count = width if plain else max(1, int(needed.sum()))
+        _clear_(layer, anatomy, needed, living)
+        keep_features(layer, anatomy, needed, count)
+        if not plain:
+            keep_heads(layer, anatomy, living)
+        now.append(sizes_in(layer, anatomy))
+        dead_features += now[-1].inner - int(needed.sum())
+        size = matrix_of(layer.get_submodule(anatomy.out)).shape[1] // now[-1].heads
+        dead_lines += 4 * size * (now[-1].heads - int(living.sum()))
+    if plain and layers:
+        setattr(model.config, anatomy.inner, now[0].inner)
+    return Shrunk(
+        plain,
+        before,
+        model.num_parameters(),
+        tuple(zip(was, now, strict=True)),
+        sum(sizes.heads for sizes in now) - sum(int(living.sum()) for living in heads),
+        dead_features,
+        _dead_lines(model) - 2 * dead_features - dead_lines,
+    )
+
+
+# ------------------------------------------------------------ what is needed
+
+
+def _needed_features(layer: nn.Module, anatomy: Anatomy, act: Any) -> Tensor:
+    """Which features of the feed-forward part are needed; the constant ones go into the second bias."""
+    up, down = layer.get_submodule(anatomy.up), layer.get_submodule(anatomy.down)
+    rows, columns = matrix_of(up), matrix_of(down)
+    read, alive = (columns != 0).any(0), (rows != 0).any(1)
+    constant = act(_bias(up, len(rows)).float())
+    _fold_(down, columns, torch.where(read & ~alive, constant, 0.0))
+    return read & alive
+
+
+def _needed_heads(layer: nn.Module, anatomy: Anatomy, heads: int) -> Tensor:
+    """Which heads are needed; what the constant ones give goes into the bias of the output."""
+    out, values = layer.get_submodule(anatomy.out), layer.get_submodule(anatomy.qkv[-1])
+    columns, rows = matrix_of(out), matrix_of(values)
+    start = len(rows) - columns.shape[1]  # where one matrix holds all three, values are the last third
+    read = (columns != 0).any(0).view(heads, -1).any(1)
+    alive = (rows[start:] != 0).any(1).view(heads, -1).any(1)
+    constant = (read & ~alive).repeat_interleave(columns.shape[1] // heads)
+    _fold_(out, columns, torch.where(constant, _bias(values, len(rows))[start:], 0.0))
+    return read & alive
+
+
+def _fold_(module: nn.Module, columns: Tensor, constant: Tensor) -> None:
+    """Adds what a matrix makes of a constant input to its bias."""
+    if bool((constant != 0).any()):
+        assert isinstance(module.bias, nn.Parameter)  # every known family has it
+        module.bias.data += (columns.double() @ constant.double()).to(module.bias.dtype)
+
+
+def _clear_(layer: nn.Module, anatomy: Anatomy, needed: Tensor, living: Tensor) -> None:
+    """Sets to zero what is not needed, for what of it may have to stay."""
+    out = layer.get_submodule(anatomy.out)
+    places = living.repeat_interleave(matrix_of(out).shape[1] // len(living))
+    matrix_of(out)[:, ~places] = 0.0
+    for name in anatomy.qkv:
+        three = places.repeat(3 if len(anatomy.qkv) == 1 else 1)
+        matrix_of(layer.get_submodule(name))[~three] = 0.0
+    matrix_of(layer.get_submodule(anatomy.up))[~needed] = 0.0
+    matrix_of(layer.get_submodule(anatomy.down))[:, ~needed] = 0.0
+
+
+def _dead_lines(model: Any) -> int:
+    """Rows and columns of the layers' matrices that are all zero."""
+    anatomy, count = anatomy_of(model), 0
+    for layer in model.base_model.get_submodule(anatomy.layers):
+        for name in (*anatomy.qkv, anatomy.out, anatomy.up, anatomy.down):
+            alive = matrix_of(layer.get_submodule(name)) != 0
+            count += sum(int((~alive.any(dim)).sum()) for dim in (0, 1))
+    return count
+
+
+def _bias(module: Any, size: int) -> Tensor:
+    bias: Tensor = module.weight.new_zeros(size) if module.bias is None else module.bias.detach()
+    return bias
