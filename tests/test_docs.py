@@ -7,6 +7,7 @@ run as it stands. A block that is none of these must be listed with a reason: no
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ import tiny_models
 import tiny_tasks
 from pinscher import cli
 from pinscher.prune import CRITERIA
-from pinscher.train import data, models
+from pinscher.train import data, grid, models
 from pinscher.train.config import RunConfig
 from tiny_command import SHORT, outcome
 
@@ -43,7 +44,12 @@ NOT_RUN = {
     ("README.md", "import torch, pinscher"): "test_readme.py runs it and compares what it prints",
 }
 # Commands that are only parsed, by a word in them, and why.
-PARSED = {"bench": "times engines in processes of their own", "--push-to-hub": "needs the hub", "onnx": "test_onnx.py"}
+PARSED = {
+    "bench": "times engines in processes of their own",
+    "compare": "trains for hours; test_compare.py",
+    "--push-to-hub": "needs the hub",
+    "onnx": "test_onnx.py",
+}
 
 
 @dataclass(frozen=True)
@@ -76,14 +82,15 @@ def world(tmp_path_factory):
     tiny_tasks.tiny_model("e2e", root / "openai-community" / "gpt2")
     shutil.copytree(root / "my-model", root / HUB[0])
     shutil.copytree(root / "my-model", root / "e5-small")
-    shutil.copytree(root / "openai-community" / "gpt2", root / "stories15m")
+    for name in ("stories15m", "my-lm"):
+        shutil.copytree(root / "openai-community" / "gpt2", root / name)
     _write_tables(root)
     (root / "run.yaml").write_text(json.dumps({"model": "./my-model", "task": "sst2", "data": "glue/SST-2"}))
     words = ["prune", "--model", root / "my-model", "--task", "rte", "--data", root / "data" / "rte", *SHORT]
     assert outcome([*words, "--output", root / "runs" / "rte"])[0] == 0
     words[2], words[4], words[6] = root / "openai-community" / "gpt2", "e2e", root / "data" / "e2e"
     assert outcome([*words, "--test-rows", "2", "--no-export", "--output", root / "runs" / "e2e"])[0] == 0
-    for name in ("RUN", "runs/rte-pins-80"):
+    for name in ("RUN", "runs/rte-pins-80", "runs/rte-magnitude-80"):
         shutil.copytree(root / "runs" / "rte", root / name)
     shutil.copytree(root / "runs" / "rte" / "model", root / "any-model")
     tuned = AutoModelForSequenceClassification.from_pretrained(root / "any-model")
@@ -132,7 +139,8 @@ def commands(text: str) -> list[list[str]]:
     """The commands of a shell block: continued lines joined, comments gone, variables filled in."""
     joined = text.replace("\\\n", " ")
     lines = (shlex.split(line, comments=True) for line in joined.splitlines())
-    return [[os.path.expandvars(word) for word in words] for words in lines if words]
+    found = [[os.path.expandvars(word) for word in words] for words in lines if words]
+    return [list(itertools.dropwhile(lambda word: re.match(r"[A-Z]+=", word), words)) for words in found]
 
 
 def parse(words: list[str]) -> None:
@@ -163,7 +171,8 @@ def shell(words: list[str], capsys: Any) -> None:
 
 
 def command(words: list[str], capsys: Any) -> None:
-    words = [filled for word in words for filled in (FILLED if word == "…" else [word])]
+    more = [] if words[0] == "compare" else FILLED
+    words = [filled for word in words for filled in (more if word == "…" else [word])]
     words = ["./my-model" if word.startswith("pypi:") else word for word in words]
     if any(word in PARSED for word in words):
         parse(words)
@@ -209,6 +218,7 @@ def names(place: Path) -> dict[str, Any]:
         "train": dataset,
         "validation": dataset,
         "validation_score": 0.5,
+        "texts": ["a cat", "a dog in Rome"],
         "pinscher": pinscher,
     }
 
@@ -227,8 +237,11 @@ def test_every_snippet_runs(path, here, capsys, monkeypatch):
                 shutil.rmtree(here / "runs" / "rte")
             exec(compile(block.text, block.page, "exec"), known)
         elif block.language == "yaml":
-            (here / "run.yaml").write_text(block.text)
-            RunConfig.from_dict(RunConfig.settings_of(here / "run.yaml"))
+            (here / "some.yaml").write_text(block.text)
+            if "methods:" in block.text:
+                assert grid.read(here / "some.yaml", {}).cells(here / "out")
+            else:
+                RunConfig.from_dict(RunConfig.settings_of(here / "some.yaml"))
         else:
             assert block.language == "sh", f"{block.key}: output must be listed in NOT_RUN"
             seen = set()
