@@ -88,7 +88,7 @@ def test_help_cuts_nothing_on_a_narrow_terminal(tmp_path):
             [sys.executable, "-m", "pinscher", *words], env=environment, cwd=tmp_path, text=True, capture_output=True
         )
         assert done.returncode == 0, done.stderr
-        assert "…" not in done.stdout.replace("mlflow, …", "")
+        assert not re.search(r"\w…", done.stdout)  # a name that was cut
 
 
 def test_the_version_and_the_commands(command):

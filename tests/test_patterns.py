@@ -20,7 +20,7 @@ from pinscher import Pruner, PruningConfig
 from pinscher.prune import CRITERIA, find_sites
 from pinscher.prune.masking import Ranks, kept_reference
 from pinscher.prune.patterns import SCOPES, parse
-from pinscher.train import experiment
+from pinscher.train import runfolder
 from pinscher.train.config import RunConfig
 from tiny_command import SHORT, outcome
 from tiny_models import HEADS
@@ -557,7 +557,7 @@ def test_the_command(words, tmp_path, capsys):
     assert settings["run"].pop("pattern") == "2:4"
     assert settings["run"].pop("scope") == "layer"
     config.write_text(yaml.safe_dump(settings))  # as a run of before there were patterns has it
-    found = experiment.config_of(tmp_path / "run")
+    found = runfolder.config_of(tmp_path / "run")
     assert (found.pattern, found.scope) == ("unstructured", None)
 
 

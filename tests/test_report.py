@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import tiny_reports
 from pinscher.errors import InputError
 from pinscher.report import analysis, bitmaps, command, facts, page, plots, runs
-from pinscher.train import experiment
+from pinscher.train import runfolder
 from pinscher.train.config import RunConfig
 from tiny_command import outcome
 
@@ -201,7 +201,7 @@ def test_transposed_matrices_are_turned(tmp_path):
 def test_a_run_records_what_is_prunable():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2, n_positions=16))
     plan = SimpleNamespace(config=RunConfig(task="e2e", model="x", exclude_modules=["mlp.c_fc"]))
-    sites = experiment._sites(plan, model)
+    sites = runfolder._sites(plan, model)
     names = ["transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_proj", "transformer.h.0.mlp.c_proj"]
     assert [site["tensor"] for site in sites] == [f"{name}.weight" for name in names]
     assert (sites[0]["outputs"], sites[0]["inputs"], sites[0]["transposed"]) == (24, 8, True)

@@ -301,7 +301,7 @@ def export_(
     source: Annotated[str, typer.Argument(help="The folder of a run, or any model.", show_default=False)],
     output: Annotated[str | None, _text("Folder to write; by default RUN/export.")] = None,
     form: Annotated[str, typer.Option("--format", help="pinscher, hf, scipy or onnx.")] = "pinscher",
-    values: Annotated[str, _shown("Values of the blocks: int8, int6, int4, fp16, bf16, fp32, keep.")] = "int8",
+    values: Annotated[str, _shown("Values of the blocks: int8, int7, int6, int4, fp16, bf16, fp32, keep.")] = "int8",
     embeddings: Annotated[str, _shown("The same for the embeddings.")] = "keep",
     head: Annotated[str, _shown("The same for pooler and head.")] = "keep",
     calibrate: Annotated[int, _shown("Choose scales by so many training rows of the run.")] = 0,

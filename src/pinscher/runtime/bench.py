@@ -23,8 +23,8 @@ from pinscher.runtime.engines import Arrays, Worker
 from pinscher.store import onnx, saving
 
 SHAPES = tuple((batch, length) for batch in (1, 8) for length in (32, 128, 384))
-LEAST, MOST, CALLS = 4, 20, 2  # rounds, and calls of an engine in each that count
-PAUSE = 0.1  # seconds
+LEAST, MOST, CALLS = 4, 20, 2  # rounds, and calls of an engine in each that count, at least
+PAUSE, WARM, TURN = 0.1, 0.15, 0.15  # seconds: before a turn, of calls that do not count, of calls that do
 CLOSE = 0.02  # of the range of a regression's answers: nearer ones are the same
 AGREE = 0.995  # of the answers must be torch's for an engine to be recommended
 
@@ -139,16 +139,17 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
 def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, float]]:
     """Latency and throughput of each engine on one batch, taking turns for about so many seconds.
 
-    In its turn an engine is called CALLS + 1 times; the first call is not counted. Before it there is a pause, in which
-    the threads of the engine before it fall asleep: some wait awake for a while and would take a core from the next.
+    A turn is a slice of time, the same for fast and slow engines: calls that warm up, then calls that count. Before it there
+    is a pause, in which the threads of the engine before it fall asleep: some wait awake for a while and would take a
+    core from the next.
     """
     took: dict[str, list[float]] = {name: [] for name in ready}
     rounds, total, started = 0, MOST, time.perf_counter()
     while rounds < total:
         for name, worker in ready.items():
             time.sleep(PAUSE)
-            worker.run(inputs)
-            took[name] += [worker.run(inputs)[0] for _ in range(CALLS)]
+            _calls(worker, inputs, WARM, 1)
+            took[name] += _calls(worker, inputs, TURN, CALLS)
         rounds += 1
         if rounds == 1:
             total = max(LEAST, min(MOST, int(seconds / (time.perf_counter() - started))))
@@ -160,6 +161,14 @@ def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[st
         late = kept[min(len(kept) - 1, int(0.95 * len(kept)))]
         found[name] = {"p50_ms": 1e3 * middle, "p95_ms": 1e3 * late, "rows_per_second": rows / middle}
     return found
+
+
+def _calls(worker: Worker, inputs: Arrays, seconds: float, least: int) -> list[float]:
+    """What each call took, for so many seconds or, if that takes longer, so many calls."""
+    took: list[float] = []
+    while len(took) < least or sum(took) < seconds:
+        took.append(worker.run(inputs)[0])
+    return took
 
 
 def agreement(ready: dict[str, Worker], batches: list[Arrays]) -> dict[str, dict[str, float]]:

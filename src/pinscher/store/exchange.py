@@ -53,7 +53,7 @@ def to_hf(
 def to_scipy(model: Any, folder: Path, values: str = "int8") -> Path:
     """One NAME.npz for each matrix of the blocks, the rest in rest.npz, and a list of all.
 
-    `scipy.sparse.load_npz(NAME.npz)` gives the CSR matrix, output rows first; where values are int8, int6 or int4 it
+    `scipy.sparse.load_npz(NAME.npz)` gives the CSR matrix, output rows first; where values are int8 to int4 it
     holds the codes, and `numpy.load(NAME.npz)["scale"]` the scale of each row.
     """
     state, known = untied(model), matrices(model)
@@ -91,7 +91,7 @@ def _csr(weight: Tensor, values: str) -> dict[str, Any]:
     elif values in KEPT and values != "bf16":
         data = weight.to(KEPT[values]).float().contiguous().numpy()  # scipy computes with no fp16
     else:
-        raise InputError(f"scipy has no {values} matrices: give --values int8, int6, int4, fp16 or fp32.")
+        raise InputError(f"scipy has no {values} matrices: give --values int8, int7, int6, int4, fp16 or fp32.")
     row, column = np.nonzero(data)
     indptr = np.zeros(data.shape[0] + 1, np.int32)
     indptr[1:] = np.cumsum(np.bincount(row, minlength=data.shape[0]))

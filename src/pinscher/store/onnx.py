@@ -5,10 +5,10 @@ In INT8 every product y = x·W + b of the blocks becomes
 
     y = columns ⊙ (QLinearMatMul(quantize(x), codes) dequantized) + b        W ≈ scale · codes · diag(columns)
 
-which is INT8 with one scale for each output. The columns are a product of their own because DeepSparse hands a
-QLinearMatMul with a vector of scales to a slow and dense routine; one number it multiplies sparsely. It also evens out
-the outputs before they are cut to eight bits. Embeddings, attention scores, norms and the head stay fp32: quantized,
-the scores only took longer, and eight bits of logits would make ties.
+which is INT8 with one scale for each output, of whose codes 7 bits are used. The columns are a product of their own
+because DeepSparse hands a QLinearMatMul with a vector of scales to a slow and dense routine; one number it multiplies
+sparsely. It also evens out the outputs before they are cut to eight bits. Embeddings, attention scores, norms and the
+head stay fp32: quantized, the scores only took longer, and eight bits of logits would make ties.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from pinscher.store.saving import matrices
 
 FP32, INT8 = "model.onnx", "model.int8.onnx"
 OPSET, IR = 14, 8  # norms as plain nodes, which every engine fuses; DeepSparse 1.8 reads opset 18 and IR 9 at most
+# Codes of 7 bits: ONNX Runtime adds two products of 8 bits in 16 where a processor has AVX2 but no VNNI, and 255 · 127
+# twice does not fit.
+CODES = "int7"
 LIMIT = 2_000_000_000  # bytes; protobuf ends at 2^31
 ENCODERS = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("gpt2", "llama")
@@ -277,7 +280,7 @@ def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
             continue
         weight = torch.from_numpy(onnx.numpy_helper.to_array(weights[node.input[1]]).copy())
         flipped = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        codes, scales = quantize(weight if flipped else weight.T)
+        codes, scales = quantize(weight if flipped else weight.T, CODES)
         scales = torch.where(scales > 0, scales, scales.max() or 1.0)  # of a column of zeros any will do
         largest = scales.max()
         products.append(_Product(node, codes.T.contiguous().numpy(), largest.numpy(), (scales / largest).numpy()))

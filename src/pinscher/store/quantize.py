@@ -1,6 +1,6 @@
 """Weights as small integers: W[i, j] ≈ scale[i] · code[i, j], symmetric, one scale for each output row.
 
-    code = round(W / scale),  |code| ≤ 127 (int8), 31 (int6), 7 (int4)
+    code = round(W / scale),  |code| ≤ 127 (int8), 63 (int7), 31 (int6), 7 (int4)
 
 The scale of a row is the one, near the row's largest weight over the largest code, that least hurts the layer's
 output: the squared error of the row, each input weighted by its mean square where calibration data was seen. Scales
@@ -17,12 +17,16 @@ from torch import Tensor
 from pinscher import native
 from pinscher.errors import InputError
 
-LARGEST = {"int8": 127, "int6": 31, "int4": 7}
+LARGEST = {"int8": 127, "int7": 63, "int6": 31, "int4": 7}
 # Shares of the row's largest weight that are tried as the end of the range: coarse codes gain more by cutting off the
 # tail.
-TRIED = {"int8": (1.0, 0.97, 0.94, 0.9, 0.85), "int6": (1.0, 0.95, 0.9, 0.85, 0.8, 0.7), "int4": tuple(
-    share / 100 for share in range(100, 34, -5)
-)}  # fmt: skip
+_FINE = (1.0, 0.97, 0.94, 0.9, 0.85)
+TRIED = {
+    "int8": _FINE,
+    "int7": _FINE,
+    "int6": (1.0, 0.95, 0.9, 0.85, 0.8, 0.7),
+    "int4": tuple(share / 100 for share in range(100, 34, -5)),
+}
 BLOCK = 1 << 20  # weights looked at together
 
 
@@ -38,7 +42,7 @@ def quantize(
 
     Args:
         weight: the matrix, output rows first.
-        values: "int8", "int6" or "int4".
+        values: "int8", "int7", "int6" or "int4".
         importance: mean square of each input [columns]; all alike without it.
         search: look for the best scale; otherwise the row's largest weight becomes the largest code.
 

@@ -74,7 +74,7 @@ def save_pretrained(
     Args:
         model: a transformers model.
         folder: a new folder, an empty one, or an earlier one of ours, which is replaced.
-        values: of the blocks' matrices: int8, int6, int4, fp16, bf16, fp32, or keep.
+        values: of the blocks' matrices: int8, int7, int6, int4, fp16, bf16, fp32, or keep.
         embeddings: the same for the embeddings.
         head: the same for what is linear outside the blocks (pooler, classifier, projections).
         codecs: the codecs to choose from; the smallest wins, matrix by matrix.
