@@ -139,9 +139,9 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
 def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, float]]:
     """Latency and throughput of each engine on one batch, taking turns for about so many seconds.
 
-    A turn is a slice of time, the same for fast and slow engines: calls that warm up, then calls that count. Before it there
-    is a pause, in which the threads of the engine before it fall asleep: some wait awake for a while and would take a
-    core from the next.
+    A turn is a slice of time, the same for fast and slow engines: calls that warm up, then calls that count. Before it
+    there is a pause, in which the threads of the engine before it fall asleep: some wait awake for a while and would
+    take a core from the next.
     """
     took: dict[str, list[float]] = {name: [] for name in ready}
     rounds, total, started = 0, MOST, time.perf_counter()
