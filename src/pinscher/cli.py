@@ -36,7 +36,7 @@ DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used 
 BOLD = 0.95  # a sparsity that few models survive
 DEMO = {
     "baseline": True,
-    "rows": 3600,
+    "rows": 2400,
     "epochs": 2.0,
     "output": "runs/demo",
 }  # what `pinscher prune` without arguments adds
