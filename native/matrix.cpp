@@ -7,6 +7,7 @@ namespace pinscher {
 namespace {
 
 constexpr size_t NEAR = 640 << 10;         // bytes of activations that stay in the second cache beside the weights
+constexpr size_t SOME = 16;                // rows widened and activated together
 constexpr float UNIT = 257.0f / 32768.0f;  // what a code and an int16 of 1 multiply to
 
 }  // namespace
@@ -119,7 +120,7 @@ void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block
 }
 
 void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
-                     const float* bias, float* low, float* high) const {
+                     const float* bias, Activation then, float* const parts[2]) const {
   static constexpr float nothing[BLOCK_N] = {};
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
   const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), chunks = blocks(columns, CHUNK);
@@ -130,9 +131,16 @@ void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& sho
     const size_t end = std::min(blocks(columns, BLOCK_K), (chunk + 1) * (CHUNK / BLOCK_K));
     for (size_t b = chunk * (CHUNK / BLOCK_K); b < end; ++b)
       use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens);
-    const float* start = chunk ? nullptr : bias ? bias + first : nothing;
-    use.widen(sum, count, scale_.data() + first, shorts.scale.data() + (tile * chunks + chunk) * WIDE, start, low, high,
-              tokens);
+    // A few rows at a time, so that what widen writes is still near when it is activated.
+    for (size_t r = 0; r < count; r += SOME) {
+      const size_t some = std::min(SOME, count - r);
+      const float* start = chunk ? nullptr : (bias ? bias + first : nothing) + r;
+      use.widen(sum + r * WIDE, some, scale_.data() + first + r, shorts.scale.data() + (tile * chunks + chunk) * WIDE,
+                start, parts[0] + r * TILE, parts[1] ? parts[1] + r * TILE : nullptr, tokens);
+      if (chunk + 1 < chunks) continue;
+      for (size_t half = 0; half < 2; ++half)
+        if (parts[half]) use.activate(then, parts[half] + r * TILE, some * TILE);
+    }
   }
 }
 
@@ -171,12 +179,12 @@ void Matrix::multiply_tile(const Kernels& use, const Activations& x, size_t row_
   float* parts[2] = {nullptr, nullptr};
   for (size_t t = from; t < to; ++t) parts[t - from] = y.tile(t) + first * TILE;
   if (kind == Kind::i8) {
-    tile_i8(use, x, shorts, row_block, tile, bias, parts[0], parts[1]);
+    tile_i8(use, x, shorts, row_block, tile, bias, then, parts);
   } else {
     for (size_t r = 0; r < count; ++r) std::fill_n(parts[0] + r * TILE, TILE, bias ? bias[first + r] : 0.0f);
     tile_f32(use, x, row_block, tile, parts[0]);
+    use.activate(then, parts[0], count * TILE);
   }
-  for (size_t t = from; t < to; ++t) use.activate(then, parts[t - from], count * TILE);
 }
 
 namespace {

@@ -62,7 +62,7 @@ class Matrix {
   void one_block(size_t row_block, size_t column_block, const float* x, float* sums) const;
   void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
   void tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
-               const float* bias, float* low, float* high) const;
+               const float* bias, Activation then, float* const parts[2]) const;
 
   std::vector<size_t> line_start_, value_start_;  // [row blocks × column blocks + 1]
   std::vector<Line> lines_;
