@@ -179,6 +179,25 @@ def test_a_wrong_value_of_an_option_names_the_right_ones(
     assert all(word in message for word in words)
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("smvp", {"penalty": "much"}, "option 'penalty' of method 'smvp' must be a number, not 'much'"),
+        ("smvp", {"penalty": None}, "option 'penalty' of method 'smvp' must be a number, not None"),
+        ("l0", {"score_lr": True}, "option 'score_lr' of method 'l0' must be a number, not True"),
+        ("snip", {"batches": 2.5}, "option 'batches' of method 'snip' must be a whole number, not 2.5"),
+    ],
+)
+def test_an_option_that_is_no_number_is_an_error(method: str, options: dict[str, Any], message: str) -> None:
+    assert message_of(method=method, options=options) == message
+
+
+def test_a_number_may_be_written_as_text() -> None:
+    """YAML reads 1e-4, unlike 1.0e-4, as a text."""
+    assert make(method="smvp", options={"score_lr": "1e-4", "penalty": 3}).make_criterion().score_lr == 1e-4
+    assert make(method="snip", options={"batches": "4"}).make_criterion().batches == 4
+
+
 @pytest.mark.parametrize("value", ["cool-down", "", "sometimes", None])
 def test_hold_names_its_choices(value: Any) -> None:
     assert message_of(hold=value) == f"hold must be one of cooldown, always, never, not {value!r}"

@@ -85,12 +85,14 @@ class PruningConfig:
     def make_criterion(self) -> Criterion:
         """The method as an object; a wrong option is an error that names the right ones."""
         kind = CRITERIA[self.method]
-        known = [f.name for f in dataclasses.fields(kind)]
-        for name in self.options:
+        known = {f.name: str(f.type) for f in dataclasses.fields(kind)}
+        options = {}
+        for name, value in self.options.items():
             if name not in known:
                 has = f"its options are {', '.join(known)}" if known else "it has none"
                 raise ValueError(f"method {self.method!r} has no option {name!r}: {has}")
-        return kind(**self.options)
+            options[name] = _number(value, known[name], f"option {name!r} of method {self.method!r}")
+        return kind(**options)
 
     def make_schedule(self, initial_density: float | None = None) -> Schedule:
         """The schedule in steps, starting from `initial_density` unless the configuration fixes the start."""
@@ -142,3 +144,18 @@ class PruningConfig:
 
     def _steps(self, value: float) -> int:
         return round(value * (self.total_steps or 0)) if value < 1 else int(value)
+
+
+def _number(value: Any, wanted: str, what: str) -> Any:
+    """A value as the number that an option takes, written as one or as text (to YAML 1e-4 is a text); else as it is."""
+    kinds = set(wanted.replace(" ", "").split("|"))
+    if not kinds <= {"float", "int", "None"} or (value is None and "None" in kinds):
+        return value
+    make = float if "float" in kinds else int
+    try:
+        number = make(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool) or (make is int and number != float(value)):
+        raise ValueError(f"{what} must be a{' whole' if make is int else ''} number, not {value!r}")
+    return number
