@@ -26,6 +26,7 @@ from pinscher.prune.criteria import Criterion
 from pinscher.prune.fisher import Obert
 from pinscher.prune.gates import Gate, Gated, gate_of
 from pinscher.prune.ranking import Ranking
+from pinscher.prune.sharding import is_sharded
 from pinscher.prune.sites import Site, clean_name, is_adapted, is_conv1d, is_matrix
 
 _KEPT_MODULE = re.compile(r"\.modules_to_save\.[^.]+(?=\.|$)")
@@ -105,6 +106,8 @@ def are_there(sites: Sequence[Site], criterion: Criterion) -> bool:
             f"{type(criterion).__name__} cannot be used with adapters: it trains or changes the frozen weights. Use "
             "pins, platon, magnitude, …; or prune first (prune_once) and then train adapters with regrow=False."
         )
+    if any(is_sharded(site.owner) for site in sites):
+        raise ValueError("adapters cannot be pruned on sharded weights: prune them on one process, without FSDP2.")
     spread = torch.distributed
     if spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1:
         raise ValueError("adapters can be pruned on one process only: their scores are not summed over processes.")

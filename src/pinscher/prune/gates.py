@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pinscher.prune.criteria import CRITERIA, Criterion
 from pinscher.prune.masking import Scores
+from pinscher.prune.sharding import local
 from pinscher.prune.sites import Site
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizos et al. 2018
@@ -44,12 +46,11 @@ _masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
 class Gate(nn.Module):
     """The parametrization of one site's weight. `mask` is what the last masking chose."""
 
-    mask: Tensor
-
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.bypass = False  # lets the weight through as it is
-        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool))
+        # A frozen parameter and not a buffer: FSDP2 shards parameters only.
+        self.mask = nn.Parameter(torch.ones_like(weight, dtype=torch.bool), requires_grad=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight if self.bypass else self.gated(weight)
@@ -81,7 +82,7 @@ class Gated(Criterion):
 
     def scores(self, site: Site) -> Scores:
         with torch.no_grad():
-            return Scores(gate_of(site).scores(site.owner))
+            return Scores(local(gate_of(site).scores(site.owner)))
 
     def add_penalty(self, site: Site, strength: float, total: int) -> None:
         """Adds the gradient of the sparsity penalty, averaged over `total` weights, to the gate's own."""
@@ -89,6 +90,14 @@ class Gated(Criterion):
     def close(self, gate: Gate, zeros: Tensor) -> None:
         """Closes a new gate where the checkpoint already holds zeros."""
         gate.mask.copy_(~zeros)
+
+
+def is_gated(site: Site) -> bool:
+    """Whether a gate stands above a site's weight."""
+    return parametrize.is_parametrized(site.module, site.parameter) and isinstance(
+        site.module.parametrizations[site.parameter][0],  # type: ignore[index]
+        Gate,
+    )
 
 
 def gate_of(site: Site) -> Gate:
@@ -172,8 +181,8 @@ class SoftMovement(Gated):
         gate = gate_of(site)
         assert isinstance(gate, _SoftGate)
         if gate.importance.grad is not None:
-            open_ = gate.importance.detach().sigmoid()
-            gate.importance.grad.addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+            open_ = local(gate.importance.detach()).sigmoid()
+            local(gate.importance.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
 
 # ---------------------------------------------------------------- hard concrete
@@ -234,8 +243,8 @@ class L0(Gated):
         gate = gate_of(site)
         assert isinstance(gate, _ConcreteGate)
         if gate.logits.grad is not None:
-            open_ = (gate.logits.detach() - BETA * CLOSED).sigmoid()
-            gate.logits.grad.addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+            open_ = (local(gate.logits.detach()) - BETA * CLOSED).sigmoid()
+            local(gate.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
 
 # ---------------------------------------------------------------- PST
