@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ _straight: Callable[[Tensor, Tensor | None, Tensor], Tensor] = _Straight.apply
 
 class Effective(Gate):
     """The parametrization of a frozen matrix. `pull` is ∂L/∂W' since the last step."""
+
+    shards: ClassVar[bool] = False
 
     def __init__(self, weight: Tensor, adapter: nn.Module | None, transposed: bool) -> None:
         super().__init__(weight)

@@ -46,11 +46,17 @@ _masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
 class Gate(nn.Module):
     """The parametrization of one site's weight. `mask` is what the last masking chose."""
 
+    mask: Tensor
+    shards: ClassVar[bool] = True  # whether the mask is a frozen parameter: FSDP2 shards those, but no buffers
+
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.bypass = False  # lets the weight through as it is
-        # A frozen parameter and not a buffer: FSDP2 shards parameters only.
-        self.mask = nn.Parameter(torch.ones_like(weight, dtype=torch.bool), requires_grad=False)
+        mask = torch.ones_like(weight, dtype=torch.bool)
+        if self.shards:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        else:
+            self.register_buffer("mask", mask)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight if self.bypass else self.gated(weight)
@@ -310,7 +316,9 @@ def plain_state_dict(model: nn.Module, sites: Iterable[Site]) -> dict[str, Tenso
     state: dict[str, Tensor] = dict(model.state_dict())
     for site in sites:
         gate, owner = gate_of(site), site.owner
-        baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
+        baked = owner.detach()
+        if not gate.bypass:  # which is baked already
+            baked = gate.baked(baked).masked_fill(~gate.mask, 0.0)
         for module in [site.module, *site.shared_with]:
             prefix = next(name for name, found in model.named_modules(remove_duplicate=False) if found is module)
             inside = f"{prefix}.parametrizations.{site.parameter}."

@@ -79,8 +79,7 @@ class Pruner:
         self._observed = 0  # steps seen in this interval
         self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
         self._overdue = False  # likewise for a ranking
-        self._ranked_now = self._skipping = False
-        self._usable = True
+        self._ranked_now, self._skipping, self._usable = False, False, True
         self._probe: Any = None
         self._step: FrameType | None = None  # the optimiser's step that is under way
         self._hooks: list[Any] = []

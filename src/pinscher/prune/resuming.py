@@ -65,7 +65,7 @@ def check(state: dict[str, Any], mine: dict[str, Any], sites: Sequence[Site], fi
         for name, tensor in tensors.items():
             saved = state["sites"][place].get(name)
             if saved is None or saved.shape != tensor.shape or local(saved).shape != local(tensor).shape:
-                raise ValueError(f"the checkpoint's {name} of {place} is missing, of another shape or sharded otherwise")
+                raise ValueError(f"the checkpoint's {name} of {place} is missing or of another shape")
     sizes = {site.name: site.numel for site in sites}
     for place, mask in state["ranking"]["pruned"].items():
         if mask.numel() != sizes.get(place):

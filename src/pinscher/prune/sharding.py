@@ -106,22 +106,29 @@ def like(owner: Tensor, values: Tensor) -> Tensor:
     placements = [Shard(len(before)) if place.is_shard() else Replicate() for place in whole.placements]
     part = values.view(*before, *local(owner).shape)
     stride = torch.empty(shape, device="meta").stride()
-    made: Tensor = DTensor.from_local(
-        part, whole.device_mesh, placements, run_check=False, shape=shape, stride=stride
-    )
+    made: Tensor = DTensor.from_local(part, whole.device_mesh, placements, run_check=False, shape=shape, stride=stride)
     return made
+
+
+def is_managed(model: nn.Module) -> bool:
+    """Whether FSDP2 has a model in hand, so that its forward passes are those of all ranks together."""
+    return any(_is_managed(module) for module in model.modules())
 
 
 def reshard(model: nn.Module) -> None:
     """Lets go of parameters that FSDP2 has gathered for a forward pass and kept, as it does those of the root."""
     for module in model.modules():
-        if callable(free := getattr(module, "reshard", None)) and hasattr(module, "set_reshard_after_forward"):
-            free()
+        if _is_managed(module):
+            module.reshard()  # type: ignore[operator]
 
 
 def mesh_of(tensors: Iterable[Tensor]) -> Any:
     """The device mesh that tensors are sharded over; None if none is."""
     return next((tensor.device_mesh for tensor in tensors if is_sharded(tensor)), None)  # type: ignore[attr-defined]
+
+
+def _is_managed(module: nn.Module) -> bool:
+    return hasattr(module, "set_reshard_after_forward")  # an FSDPModule, without importing torch.distributed.fsdp
 
 
 def _cut(name: str, tensor: Any) -> tuple[Any, int]:
