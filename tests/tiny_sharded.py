@@ -1,4 +1,4 @@
-"""What each rank does in the tests of sharded weights: trains the tiny model under FSDP2, on gloo, and says what it got.
+"""What each rank does in the tests of sharded weights: it trains the tiny model under FSDP2, on gloo.
 
 Every rank is fed the same batch, so that the mean of the gradients is the gradient of one process, to the last bit: the
 sum of two or four equal numbers, divided by as many, is exact.

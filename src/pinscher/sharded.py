@@ -44,17 +44,21 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
     Raises:
         TypeError: for a value that is not plain data or a tensor, naming its place. Nothing is written then.
     """
+    with whole(folder) as fresh:
+        write(fresh, **states)
+    return Path(folder)
+
+
+def write(folder: Path, **states: Any) -> None:
+    """The same into a folder as it is, for one that `whole` gave."""
     tensors: dict[str, Tensor] = {}
     plain = checkpoint.plain(states, tensors)
     described = {name: _description(tensor) for name, tensor in tensors.items()}
-    stored = {name: tensor.detach().contiguous() for name, tensor in tensors.items() if tensor.numel()}
-    with whole(folder) as fresh:
-        writer = HuggingFaceStorageWriter(str(fresh), save_distributed=True)
-        dcp.save(stored, storage_writer=writer)
-        if dist.get_rank() == 0:
-            text = json.dumps({"format": FORMAT, "states": plain, "tensors": described})
-            (fresh / VALUES).write_text(text)
-    return Path(folder)
+    stored = _apart({name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()})
+    dcp.save(stored, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    if dist.get_rank() == 0:
+        text = json.dumps({"format": FORMAT, "states": plain, "tensors": described})
+        (folder / VALUES).write_text(text)
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> dict[str, Any]:
@@ -150,6 +154,17 @@ def gather(tensor: Tensor) -> Tensor | None:
     buffers = [torch.empty_like(padded) for _ in range(size)] if first else None
     dist.gather(padded, buffers, dst=0, group=group)
     return None if buffers is None else torch.cat(buffers)[: tensor.shape[0]].cpu().contiguous()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, with copies of those that share memory with an earlier one: safetensors refuses them."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        place = local(tensor).untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    return found
 
 
 def _description(tensor: Tensor) -> dict[str, Any]:
