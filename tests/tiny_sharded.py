@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, _dispatch, _redistribute
+from torch.distributed.tensor import DTensor, Shard, _dispatch, _redistribute
 
 import tiny
 from pinscher import Pruner, Teacher, checkpoint, sharded
 from pinscher.prune.calibrated import Calibrated
 from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.gates import Gated, Pst
+from pinscher.prune.once import prune_once
 
 STEPS, SAVED = 12, 7  # saved within an interval, so that half-finished windows are resumed too
 WIDTH = 6  # rows of 12 and 6: of four ranks the last holds nothing of the latter
@@ -47,7 +49,7 @@ RUNS |= {
     "no-regrow": {"regrow": False},
     "counted": {"track_revived": True, "options": {"score": "signed", "smoothing": "none"}},
 }
-RESUMED = ("pins", "movement", "obert", "magnitude", "l0", "smvp", "ties")  # saved on two ranks
+RESUMED = ("pins", "movement", "obert", "magnitude", "smvp", "ties")  # saved on two ranks
 
 
 def config(name: str) -> Any:
@@ -208,7 +210,84 @@ def resume(mesh: Any, folder: Path) -> None:
         steps(net, optimizer, teacher, SAVED, ties=name == "ties")
         found = outcome(pruner, teacher)
         if dist.get_rank() == 0:
-            checkpoint.save(folder / name, **found)
+            checkpoint.save(folder / "resumed" / name, **found)
+
+
+def refuse(mesh: Any, folder: Path) -> None:
+    """What cannot be done, and what is said to it."""
+    said = {}
+    for name, mistake in MISTAKES.items():
+        try:
+            mistake(mesh)
+        except ValueError as error:
+            said[name] = str(error)
+    if dist.get_rank() == 0:
+        (folder / "said.json").write_text(json.dumps(said))
+
+
+def _prune_sharded(mesh: Any, **settings: Any) -> Pruner:
+    net = make_net()
+    shard(net, mesh)
+    return Pruner(net, tiny.config(**settings))
+
+
+def _shard_too_late(mesh: Any, method: str = "pins") -> None:
+    net = make_net()
+    pruner = Pruner(net, tiny.config(method))
+    shard(net, mesh)
+    pruner.attach(torch.optim.AdamW(pruner.param_groups(), lr=1e-3))
+
+
+def _shard_columns(mesh: Any) -> None:
+    net = make_net()
+    fully_shard(net, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() == 2 else Shard(0))
+    Pruner(net, tiny.config())
+
+
+def _shard_one_block(mesh: Any) -> None:
+    net = make_net()
+    fully_shard(net.blocks[0], mesh=mesh)
+    Pruner(net, tiny.config())
+
+
+def _load_whole(mesh: Any) -> None:
+    sharded.load("nowhere", make_net())
+
+
+def _once(mesh: Any) -> None:
+    net = make_net()
+    shard(net, mesh)
+    prune_once(net, "obert", batches=tiny.batches(torch.float64), loss=lambda outputs: outputs["logits"].sum(), block=6)
+
+
+MISTAKES: dict[str, Callable[[Any], Any]] = {
+    "wanda": partial(_prune_sharded, method="wanda"),
+    "sparsegpt": partial(_prune_sharded, method="sparsegpt"),
+    "pst": partial(_prune_sharded, method="pst"),
+    "pst, late": partial(_shard_too_late, method="pst"),
+    "movement": partial(_prune_sharded, method="movement"),
+    "late": _shard_too_late,
+    "columns": partial(_prune_sharded, pattern="columns"),
+    "2x1": partial(_prune_sharded, pattern="2x1"),
+    "obert": partial(_prune_sharded, method="obert"),
+    "Shard(1)": _shard_columns,
+    "in part": _shard_one_block,
+    "load": _load_whole,
+    "once": _once,
+}
+
+
+def first(mesh: Any, folder: Path) -> None:
+    """What two ranks do: one start of the processes for all of it, for that takes longer than the training."""
+    compare(mesh, folder / "2")
+    save(mesh, folder)
+    refuse(mesh, folder)
+
+
+def others(mesh: Any, folder: Path) -> None:
+    """What other numbers of ranks do."""
+    compare(mesh, folder)
+    resume(mesh, folder)
 
 
 def main(rank: int, shape: tuple[int, ...], port: int, folder: str, job: Callable[[Any, Path], None]) -> None:
@@ -227,8 +306,3 @@ def launch(shape: tuple[int, ...], folder: Path, job: Callable[[Any, Path], None
         port = probe.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     mp.spawn(main, (shape, port, str(folder), job), nprocs=torch.Size(shape).numel())
-
-
-def say(folder: Path, **words: Any) -> None:
-    if dist.get_rank() == 0:
-        (folder / "said.json").write_text(json.dumps(words))

@@ -23,13 +23,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as empty_sharded
 
 from pinscher import checkpoint
-from pinscher.prune.sharding import is_sharded, local, mesh_of, reshard
+from pinscher.prune.sharding import local, mesh_of, reshard
 
 VALUES = "sharded.json"
 FORMAT = 1
@@ -55,7 +56,7 @@ def write(folder: Path, **states: Any) -> None:
     plain = checkpoint.plain(states, tensors)
     described = {name: _description(tensor) for name, tensor in tensors.items()}
     stored = _apart({name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()})
-    dcp.save(stored, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    state_dict_saver.save(stored, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     if dist.get_rank() == 0:
         text = json.dumps({"format": FORMAT, "states": plain, "tensors": described})
         (folder / VALUES).write_text(text)
@@ -84,8 +85,8 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> dict[str, Any]:
     tensors = {name: _empty(described, mesh) for name, described in values["tensors"].items()}
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     try:
-        dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder)))
-    except dcp.CheckpointException as error:
+        state_dict_loader.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder)))
+    except CheckpointException as error:
         causes = [str(cause[0]) for cause in error.failures.values()]
         raise ValueError(f"the checkpoint in {folder} is damaged: {causes[0]}") from None
     states = checkpoint.restored(values["states"], tensors)
@@ -169,9 +170,9 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _description(tensor: Tensor) -> dict[str, Any]:
     """What is needed to make room for a tensor; `cut` is the dimension that is sharded."""
-    cut = next((p.dim for p in tensor.placements if p.is_shard()), None) if isinstance(tensor, DTensor) else None
+    cuts = [p.dim for p in tensor.placements if isinstance(p, Shard)] if isinstance(tensor, DTensor) else []
     described = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    return described | ({"cut": cut} if is_sharded(tensor) else {})
+    return described | ({"cut": cuts[0]} if cuts else {})
 
 
 def _empty(described: dict[str, Any], mesh: Any) -> Tensor:

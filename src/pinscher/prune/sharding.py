@@ -74,7 +74,7 @@ def rows_each(tensor: Tensor) -> int:
     if not is_sharded(tensor):
         return rows
     mesh, dim = _cut("a tensor", tensor)
-    return -(-rows // mesh.size(dim))
+    return -(-rows // int(mesh.size(dim)))
 
 
 def start_of(tensor: Tensor) -> int:
@@ -82,7 +82,7 @@ def start_of(tensor: Tensor) -> int:
     if not is_sharded(tensor):
         return 0
     mesh, dim = _cut("a tensor", tensor)
-    row = min(tensor.shape[0], mesh.get_local_rank(dim) * rows_each(tensor))
+    row = min(tensor.shape[0], int(mesh.get_local_rank(dim)) * rows_each(tensor))
     return row * (tensor.numel() // max(1, tensor.shape[0]))
 
 

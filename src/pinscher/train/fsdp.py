@@ -36,7 +36,8 @@ def mesh_over(device: torch.device) -> DeviceMesh:
     """All processes in a row. One that was started by itself becomes a group of one."""
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
