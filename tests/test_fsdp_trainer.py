@@ -5,13 +5,13 @@ import os
 import socket
 
 import pytest
-import tiny_models
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 from transformers import PrinterCallback
 
+import tiny_models
 from pinscher import PinsTrainer, PruningConfig, checkpoint, sharded
 from pinscher.train import fsdp
 

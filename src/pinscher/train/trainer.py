@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +197,10 @@ class PinsTrainer(Trainer):
         return optimizer
 
     def _shard(self) -> None:
-        if self.fsdp is True:
-            self.fsdp = fsdp.mesh_over(self.args.device)
-        assert isinstance(self.fsdp, DeviceMesh)
-        self.pruner = fsdp.shard_and_prune(self.student, self.fsdp, self.pruning)
+        mesh = self.fsdp if isinstance(self.fsdp, DeviceMesh) else fsdp.mesh_over(self.args.device)
+        self.pruner = fsdp.shard_and_prune(self.student, mesh, self.pruning)
         if self._fixed is not None:
-            fsdp.shard(self._fixed, self.fsdp)
+            fsdp.shard(self._fixed, mesh)
 
     def _calibration(self) -> list[Any]:
         """Training rows for methods that look at a layer's inputs, as the loader would batch them."""
@@ -227,8 +224,7 @@ class PinsTrainer(Trainer):
                     self.model = self.model_wrapped = self.student = finished
             if self.select == "best" and self.best is not None:
                 self.accelerator.wait_for_everyone()
-                load = self._load_weights if not self.fsdp else partial(fsdp.load_weights, self.student)
-                load(self._best_folder)
+                self._load_weights(self._best_folder)
         return output
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -370,6 +366,9 @@ class PinsTrainer(Trainer):
 
     def _load_weights(self, folder: Path) -> None:
         """Loads an ordinary model's weights into the model as it stands; gated ones are the pruner's to restore."""
+        if self.fsdp:
+            fsdp.load_weights(self.student, folder)
+            return
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         saved: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
