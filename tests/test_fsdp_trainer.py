@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
-from transformers import PrinterCallback
+from transformers import PrinterCallback, Trainer
 
 import tiny_models
-from pinscher import PinsTrainer, PruningConfig, checkpoint, sharded
+from pinscher import PinsTrainer, PruningCallback, PruningConfig, checkpoint, sharded
 from pinscher.train import fsdp
 
 LIMIT = 300  # seconds; processes that wait for each other would wait for ever
@@ -57,6 +57,26 @@ def make_trainer(folder, processes, method="pins", options=None, objective="self
     return trainer
 
 
+def prune_by_callback(folder, mesh=None):
+    """A stock Trainer with PruningCallback; sharded by whoever made the model."""
+    head = tiny_models.HEADS["bert"]
+    model = head.make().double()
+    if mesh is not None:
+        fsdp.shard(model, mesh)
+        model._is_distributed_loading_by_transformers = True  # what from_pretrained(distributed_config=…) says
+    pruning = PruningCallback(PruningConfig(method="platon", sparsity=0.8, interval=2))
+    settings = {"per_device_train_batch_size": 4 if mesh is None else 2, "max_steps": 6, "save_strategy": "no"}
+    trainer = Trainer(
+        model=model,
+        args=tiny_models.arguments(folder, **settings),
+        train_dataset=tiny_models.rows(head.kind),
+        data_collator=tiny_models.collator(head.kind),
+        callbacks=[pruning],
+    )
+    trainer.train()
+    return trainer, pruning
+
+
 def rank_main(rank, port, folder):
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     torch.set_num_threads(1)
@@ -72,7 +92,13 @@ def rank_main(rank, port, folder):
         state = {n: sharded.gather(t) for n, t in fsdp.plain_state(trainer.model).items()}
         if rank == 0:
             checkpoint.save(folder / "ends" / place.name, model=state, changes=trainer.teacher.changes)
-        trainer.save_model(str(place / "model"))
+        trainer.save_model(str(place))  # beside the checkpoints
+    trainer, pruning = prune_by_callback(folder / "callback", fsdp.mesh_over(torch.device("cpu")))
+    state = {n: sharded.gather(t) for n, t in fsdp.plain_state(trainer.model).items()}
+    pruning.on_save(trainer.args, trainer.state, trainer.control)
+    saved = sharded.load(folder / "callback" / "checkpoint-6" / "pruner", trainer.model)["pruner"]
+    if rank == 0:
+        checkpoint.save(folder / "ends" / "callback", model=state, t=saved["t"])
     dist.destroy_process_group()
 
 
@@ -107,6 +133,17 @@ def test_two_ranks_equal_one_process_with_twice_the_batch(two_ranks, name, tmp_p
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=1e-9)
 
 
+@pytest.mark.usefixtures("double_losses")
+def test_a_callback_prunes_a_model_that_is_sharded_already(two_ranks, tmp_path):
+    trainer, _ = prune_by_callback(tmp_path)
+    found = checkpoint.load(two_ranks / "ends" / "callback")
+    assert found["t"] == 6
+    for key, tensor in found["model"].items():
+        wanted = trainer.model.state_dict()[key]
+        assert torch.equal(tensor == 0, wanted == 0), key
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=1e-9)
+
+
 def test_a_resumed_run_is_bit_identical(two_ranks):
     whole, resumed = (checkpoint.load(two_ranks / "ends" / name)["model"] for name in ("pins", "pins-resumed"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -116,7 +153,7 @@ def test_a_resumed_run_is_bit_identical(two_ranks):
 def test_the_saved_model_is_an_ordinary_one(two_ranks, name):
     from transformers import AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(two_ranks / name / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(two_ranks / name)
     found = checkpoint.load(two_ranks / "ends" / name)["model"]
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, found[key])

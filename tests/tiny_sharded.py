@@ -47,6 +47,8 @@ RUNS |= {
     "rows": {"pattern": "rows", "method": "platon"},
     "movement-1:2": {"method": "movement", "pattern": "1:2", "sparsity": 0.5},
     "no-regrow": {"regrow": False},
+    "float32": {},  # native code, where it was built
+    "bfloat16": {"method": "platon", "state_dtype": "bfloat16"},
     "counted": {"track_revived": True, "options": {"score": "signed", "smoothing": "none"}},
 }
 RESUMED = ("pins", "movement", "obert", "magnitude", "smvp", "ties")  # saved on two ranks
@@ -57,9 +59,13 @@ def config(name: str) -> Any:
     return tiny.config(steps=STEPS, **settings)
 
 
-def make_net() -> nn.Module:
+def dtype(name: str) -> torch.dtype:
+    return torch.float32 if name in ("float32", "bfloat16") else torch.float64
+
+
+def make_net(name: str = "") -> nn.Module:
     torch.manual_seed(0)
-    return tiny.Net(width=WIDTH, blocks=2).double()
+    return tiny.Net(width=WIDTH, blocks=2).to(dtype(name))
 
 
 def shard(net: nn.Module, mesh: Any) -> None:
@@ -70,7 +76,7 @@ def shard(net: nn.Module, mesh: Any) -> None:
 
 def start(name: str, mesh: Any = None) -> tuple[nn.Module, Pruner, torch.optim.Optimizer, Teacher]:
     """Model, pruner, optimiser and teacher in the order that the method needs; plain ones without a mesh."""
-    net, gated = make_net(), issubclass(CRITERIA[config(name).method], Gated)
+    net, gated = make_net(name), issubclass(CRITERIA[config(name).method], Gated)
     if gated:
         pruner = Pruner(net, config(name))
     if mesh is not None:
@@ -92,7 +98,7 @@ def steps(
     rows: slice = slice(None),
     ties: bool = False,
 ) -> None:
-    x, y = tiny.task(64, dtype=torch.float64)
+    x, y = tiny.task(64, dtype=net.head.weight.dtype)
     torch.manual_seed(first)  # l0 draws its gates
     for t in range(first, last):
         if t % 4 == 0:

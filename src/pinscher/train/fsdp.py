@@ -89,6 +89,24 @@ def write_model(model: Any, state: dict[str, Tensor], folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
 
 
+def save_model(trainer: PinsTrainer, folder: Path) -> None:
+    """An ordinary model of a run that has ended, with its tokenizer, beside what else is in the folder.
+
+    Every process must call it.
+    """
+    if trainer.args.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+    write_model(trainer.student, plain_state(trainer.student), folder)
+    if trainer.processing_class is not None and trainer.args.should_save:
+        trainer.processing_class.save_pretrained(str(folder))
+
+
+def save_weights(trainer: PinsTrainer, folder: Path) -> None:
+    """The weights as they are now, under an ordinary model's names, for `load_weights`."""
+    pruner = trainer.pruner
+    sharded.save(folder, model=plain_state(trainer.student) if pruner is None else pruner.model_state_dict())
+
+
 def save_checkpoint(trainer: PinsTrainer, folder: Path) -> None:
     """Everything that a resumed run needs, on any number of processes; every process must call it."""
     assert trainer.optimizer is not None

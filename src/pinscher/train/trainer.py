@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
-from pinscher import checkpoint, sharded
+from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig, Teacher
 from pinscher.prune.adapters import plain_name
@@ -71,13 +71,13 @@ class PinsTrainer(Trainer):
     ) -> None:
         if validate is not None:  # the Trainer insists on a data set if it is to evaluate
             kwargs.setdefault("eval_dataset", kwargs.get("train_dataset"))
+        self.fsdp = fsdp
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise InputError(
                 "PinsTrainer works on one process, with DDP, or with PinsTrainer(fsdp=True): not under DeepSpeed, and "
                 "not with the Trainer's own fsdp, which shards behind the pruner's back."
             )
-        self.fsdp = fsdp
         if fsdp:  # Accelerate must neither wrap the model nor shard it: it looks after itself
             self.is_distributed_loading_by_transformers = True
         if self.args.load_best_model_at_end:
@@ -196,6 +196,10 @@ class PinsTrainer(Trainer):
             self.pruner.attach(optimizer)
         return optimizer
 
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        if not self.fsdp:  # where each part is moved by itself, when it is cut
+            super()._move_model_to_device(model, device)
+
     def _shard(self) -> None:
         mesh = self.fsdp if isinstance(self.fsdp, DeviceMesh) else fsdp.mesh_over(self.args.device)
         self.pruner = fsdp.shard_and_prune(self.student, mesh, self.pruning)
@@ -267,8 +271,7 @@ class PinsTrainer(Trainer):
         ):
             self.best = score
             if self.fsdp:
-                state = fsdp.plain_state(self.student) if self.pruner is None else self.pruner.model_state_dict()
-                sharded.save(self._best_folder, model=state)
+                fsdp.save_weights(self, self._best_folder)
             elif self.args.should_save:
                 with checkpoint.whole(self._best_folder) as fresh:
                     self._save(str(fresh), original=False)  # _load_weights goes by name
@@ -303,13 +306,10 @@ class PinsTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The Trainer's; of a sharded model every process must call it, when pruning has ended."""
-        if not self.fsdp:
+        if self.fsdp:
+            fsdp.save_model(self, Path(output_dir or str(self.args.output_dir)))
+        else:
             super().save_model(output_dir, _internal_call)
-            return
-        with sharded.whole(output_dir or str(self.args.output_dir)) as fresh:
-            fsdp.write_model(self.student, fsdp.plain_state(self.student), fresh)
-            if self.processing_class is not None and self.args.should_save:
-                self.processing_class.save_pretrained(str(fresh))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))
