@@ -29,7 +29,7 @@ from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.gates import Gated, Pst
 from pinscher.prune.once import prune_once
 
-STEPS, SAVED = 12, 7  # saved within an interval, so that half-finished windows are resumed too
+STEPS, SAVED = 8, 5  # saved within an interval, so that half-finished windows are resumed too
 WIDTH = 6  # rows of 12 and 6: of four ranks the last holds nothing of the latter
 WORLDS = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2)}  # the last is HSDP: replicas by shards
 
@@ -55,8 +55,11 @@ RESUMED = ("pins", "movement", "obert", "magnitude", "smvp", "ties")  # saved on
 
 
 def config(name: str) -> Any:
-    settings = {"interval": 3, "sparsity": 0.7, **RUNS.get(name, {})}
+    settings = {"interval": 2, "sparsity": 0.7, **RUNS.get(name, {})}
     return tiny.config(steps=STEPS, **settings)
+
+
+TAUGHT = (*RESUMED, "rows", "float32")  # with a teacher; a second forward pass in every step takes its time
 
 
 def dtype(name: str) -> torch.dtype:
@@ -86,7 +89,8 @@ def start(name: str, mesh: Any = None) -> tuple[nn.Module, Pruner, torch.optim.O
             pruner = Pruner(net, config(name))
     optimizer = torch.optim.AdamW(pruner.param_groups(), lr=3e-3)
     pruner.attach(optimizer)
-    return net, pruner, optimizer, Teacher(net, kind="classes")
+    objective = "self-regularization" if name in TAUGHT else "empirical-risk"
+    return net, pruner, optimizer, Teacher(net, objective, kind="classes")
 
 
 def steps(
@@ -101,7 +105,7 @@ def steps(
     x, y = tiny.task(64, dtype=net.head.weight.dtype)
     torch.manual_seed(first)  # l0 draws its gates
     for t in range(first, last):
-        if t % 4 == 0:
+        if t % 3 == 0 and teacher.snapshot is not None:
             with torch.no_grad():
                 net(x)  # an evaluation leaves the root's parameters gathered
             teacher.consider(float(t))
@@ -153,11 +157,12 @@ def outcome(pruner: Pruner, teacher: Teacher | None = None) -> dict[str, Any]:
         "model": {name: whole(tensor) for name, tensor in model.items()},
         "stats": pruner.stats() | {"projection": pruner.projection and pruner.projection.changed},
         "zeros": [site.zeros() for site in pruner.sites],
+        "teacher": {},
     }
     if teacher is not None and teacher.snapshot is not None:
         state = teacher.snapshot.state_dict()
         plain = state["plain"] | {n: teacher.snapshot.packed[n].expand() for n in state["packed"]}
-        found["teacher"] = {name: whole(plain[name]) for name in sorted(plain)}
+        found["teacher"] |= {name: whole(plain[name]) for name in sorted(plain)}
     return found
 
 
