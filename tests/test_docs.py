@@ -40,6 +40,7 @@ FILLED = ["--model", "./my-model", "--task", "sst2", "--data", "glue/SST-2"]  # 
 
 # Blocks that are not run here, by page and first line, and why.
 NOT_RUN = {
+    ("docs/guides/processes.md", "import torch.distributed as dist"): "needs torchrun's processes; tiny_sharded.py",
     ("README.md", "dense   pruned   stored"): "output of the command above it, kept in benchmarks/results/demo.txt",
     ("README.md", "import torch, pinscher"): "test_readme.py runs it and compares what it prints",
 }

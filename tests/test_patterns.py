@@ -524,7 +524,7 @@ def test_heads_that_cannot_be_known():
 
 def test_units_are_not_sharded():
     two = Ranks(0, 2, lambda counts: counts)
-    with pytest.raises(ValueError, match="units need whole matrices"):
+    with pytest.raises(ValueError, match="units need whole matrices or DTensors"):
         Pruner(Net(), tiny.config(pattern="rows"), ranks=two)
 
 

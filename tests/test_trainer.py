@@ -682,7 +682,7 @@ def test_deepspeed_and_fsdp_are_refused(engine, tmp_path, monkeypatch):
         setattr(self, engine, True)
 
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", pretend)
-    with pytest.raises(InputError, match="not under DeepSpeed, and not yet under FSDP"):
+    with pytest.raises(InputError, match="not under DeepSpeed, and not with the Trainer's own fsdp"):
         trainer_for(tmp_path, pruning=pruning())
 
 

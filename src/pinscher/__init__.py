@@ -52,7 +52,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "prune"):
+    if name in ("checkpoint", "prune", "sharded"):
         return importlib.import_module(f"pinscher.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pinscher' has no attribute {name!r}")

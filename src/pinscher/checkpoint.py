@@ -39,8 +39,9 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 def write(folder: Path, **states: Any) -> None:
     """The same into a folder as it is, for one that `whole` gave."""
     tensors: dict[str, Tensor] = {}
-    text = json.dumps({"format": FORMAT, "states": _plain(states, "", tensors)})
-    save_file(tensors, folder / TENSORS)
+    text = json.dumps({"format": FORMAT, "states": plain(states, tensors)})
+    # Copies of their own: safetensors refuses tensors that share memory.
+    save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, folder / TENSORS)
     (folder / VALUES).write_text(text)
 
 
@@ -52,7 +53,7 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = folder.with_name(f".{folder.name}.new")
+    fresh = fresh_name(folder)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
     if folder.exists():  # otherwise `old` is the last whole one: a process was killed between two renames
@@ -70,6 +71,11 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
     fresh.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def fresh_name(folder: Path) -> Path:
+    """Where `whole` lets write what will be `folder`."""
+    return folder.with_name(f".{folder.name}.new")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -95,10 +101,7 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: if there is no checkpoint.
         ValueError: if it is damaged or of another format.
     """
-    folder = Path(folder)
-    old = folder.with_name(f".{folder.name}.old")
-    if not folder.exists() and old.exists():  # killed between the two renames: the old one is whole
-        folder = old
+    folder = last_whole(folder)
     try:
         values = json.loads((folder / VALUES).read_text())
         tensors = load_file(folder / TENSORS)
@@ -108,44 +111,50 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"the checkpoint in {folder} is damaged: {error}") from None
     if values.get("format") != FORMAT:
         raise ValueError(f"the checkpoint in {folder} has format {values.get('format')}; this pinscher reads {FORMAT}")
-    restored = _restored(values["states"], tensors)
-    assert isinstance(restored, dict)
-    return restored
+    states = restored(values["states"], tensors)
+    assert isinstance(states, dict)
+    return states
+
+
+def last_whole(folder: str | os.PathLike[str]) -> Path:
+    """The folder, or the one before if a process was killed between two renames: that one is whole."""
+    folder = Path(folder)
+    old = folder.with_name(f".{folder.name}.old")
+    return old if not folder.exists() and old.exists() else folder
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
     """Whether there is a whole checkpoint to load."""
-    folder = Path(folder)
-    return folder.exists() or folder.with_name(f".{folder.name}.old").exists()
+    return last_whole(folder).exists()
 
 
-def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a nested value; tensors go to `tensors` and leave a reference behind."""
+def plain(value: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
+    """JSON for a nested value; tensors go to `tensors`, as they are, and leave a reference behind."""
     if isinstance(value, Tensor):
-        # A copy of its own: safetensors refuses tensors that share memory.
         name = f"{len(tensors)}{place}"  # the number keeps keys that hold slashes apart
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        tensors[name] = value
         return {"$tensor": name}
     if isinstance(value, dict):
         # Optimisers number their parameters: JSON keys are strings, so pairs keep the keys as they are.
-        pairs = [[key, _plain(item, f"{place}/{key}", tensors)] for key, item in value.items()]
+        pairs = [[key, plain(item, tensors, f"{place}/{key}")] for key, item in value.items()]
         return {"$dict": pairs}
     if isinstance(value, list | tuple):
-        items = [_plain(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+        items = [plain(item, tensors, f"{place}/{i}") for i, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"cannot store {place.lstrip('/')}: a {type(value).__name__} is neither plain data nor a tensor")
 
 
-def _restored(value: Any, tensors: dict[str, Tensor]) -> Any:
+def restored(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `plain` was given."""
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
         if "$tuple" in value:
-            return tuple(_restored(item, tensors) for item in value["$tuple"])
-        return {key: _restored(item, tensors) for key, item in value["$dict"]}
-    return [_restored(item, tensors) for item in value] if isinstance(value, list) else value
+            return tuple(restored(item, tensors) for item in value["$tuple"])
+        return {key: restored(item, tensors) for key, item in value["$dict"]}
+    return [restored(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from pinscher.prune.criteria import Criterion
 from pinscher.prune.fisher import Obert
 from pinscher.prune.gates import Gate, Gated, gate_of
 from pinscher.prune.ranking import Ranking
+from pinscher.prune.sharding import is_sharded
 from pinscher.prune.sites import Site, clean_name, is_adapted, is_conv1d, is_matrix
 
 _KEPT_MODULE = re.compile(r"\.modules_to_save\.[^.]+(?=\.|$)")
@@ -51,6 +52,8 @@ _straight: Callable[[Tensor, Tensor | None, Tensor], Tensor] = _Straight.apply
 
 class Effective(Gate):
     """The parametrization of a frozen matrix. `pull` is ∂L/∂W' since the last step."""
+
+    shards: ClassVar[bool] = False
 
     def __init__(self, weight: Tensor, adapter: nn.Module | None, transposed: bool) -> None:
         super().__init__(weight)
@@ -105,6 +108,8 @@ def are_there(sites: Sequence[Site], criterion: Criterion) -> bool:
             f"{type(criterion).__name__} cannot be used with adapters: it trains or changes the frozen weights. Use "
             "pins, platon, magnitude, …; or prune first (prune_once) and then train adapters with regrow=False."
         )
+    if any(is_sharded(site.owner) for site in sites):
+        raise ValueError("adapters cannot be pruned on sharded weights: prune them on one process, without FSDP2.")
     spread = torch.distributed
     if spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1:
         raise ValueError("adapters can be pruned on one process only: their scores are not summed over processes.")

@@ -125,9 +125,6 @@ def prune_blocks_(
         ValueError: if there is no calibration data, or a matrix takes no part in it. Nothing is changed then.
     """
     data = listed(criterion, batches)
-    for site in sites:
-        if hasattr(site.owner, "to_local"):
-            raise ValueError("sharded weights cannot be pruned by calibration: no process holds a whole matrix.")
     total = math.floor(density * sum(site.numel for site in sites) + 0.5)
     keeps = dict(zip([s.name for s in sites], hessian.shares(total, [s.numel for s in sites]), strict=True))
     masks = {}

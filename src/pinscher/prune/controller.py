@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from pinscher.prune import hosts
 from pinscher.prune.gates import CLOSED, L0, Gated, SoftMovement, _ConcreteGate, _SoftGate, gate_of
 from pinscher.prune.masking import Scores, threshold
+from pinscher.prune.sharding import is_sharded, local
 from pinscher.prune.sites import Site
 
 if TYPE_CHECKING:
@@ -48,13 +49,28 @@ def open_gates(criterion: Gated, pruner: Pruner) -> None:
 
 
 def bake(sites: Sequence[Site]) -> None:
-    """Turns gated weights into plain ones, with exact zeros where the masks are."""
+    """Turns gated weights into plain ones, with exact zeros where the masks are.
+
+    FSDP2 knows a sharded parameter by its place in the module tree: there the gate stays, and lets everything through.
+    """
     for site in sites:
         gate, owner = gate_of(site), site.owner
         baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
+        if is_sharded(owner):
+            local(owner.detach()).copy_(local(baked))
+            gate.bypass = True
+            continue
         for module in [site.module, *site.shared_with]:
             parametrize.remove_parametrizations(module, site.parameter, leave_parametrized=False)
         site.owner.data.copy_(baked)
+
+
+def add_penalty(criterion: Gated, pruner: Pruner) -> None:
+    """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
+    schedule = pruner.schedule
+    strength = (1.0 - schedule.density(pruner.t)) / max(1.0 - schedule.final, 1e-12)
+    for site in pruner.sites:
+        criterion.add_penalty(site, strength * site.grad_scale, pruner.total)
 
 
 def steer(criterion: Gated, pruner: Pruner, t: int) -> None:
@@ -82,9 +98,10 @@ def project(criterion: Gated, pruner: Pruner, density: float) -> None:
     changed = 0
     for i, (site, before) in enumerate(zip(pruner.sites, was_open, strict=True)):
         gate = gate_of(site)
-        kept = pruner.ranking.mask(i).view_as(gate.mask)
+        mask = local(gate.mask.detach())
+        kept = pruner.ranking.mask(i).view_as(mask)
         changed += int((kept != before).sum())
-        gate.mask.copy_(kept)
+        mask.copy_(kept)
         if isinstance(gate, _SoftGate | _ConcreteGate):
             gate.fixed.fill_(True)
     if isinstance(criterion, L0):
@@ -95,13 +112,13 @@ def project(criterion: Gated, pruner: Pruner, density: float) -> None:
 
 
 def _open(site: Site) -> Tensor:
-    """Which gates of a site are open now, at test time."""
+    """Which of this rank's gates of a site are open now, at test time."""
     gate = gate_of(site)
     if isinstance(gate, _SoftGate) and not gate.fixed:
-        return gate.importance > gate.level
+        return local(gate.importance.detach()) > gate.level
     if isinstance(gate, _ConcreteGate) and not gate.fixed:
-        return gate.logits > CLOSED
-    return gate.mask.clone()
+        return local(gate.logits.detach()) > CLOSED
+    return local(gate.mask.detach()).clone()
 
 
 def _move_level(pruner: Pruner, density: float, step: float) -> None:
@@ -109,7 +126,8 @@ def _move_level(pruner: Pruner, density: float, step: float) -> None:
     gates = [gate for site in pruner.sites if isinstance(gate := gate_of(site), _SoftGate)]
 
     def density_at(level: float) -> float:
-        return pruner.ranks.count(sum(int((gate.importance > level).sum()) for gate in gates)) / pruner.total
+        opened = sum(int((local(gate.importance.detach()) > level).sum()) for gate in gates)
+        return pruner.ranks.count(opened) / pruner.total
 
     level = float(gates[0].level)
     here = density_at(level)
@@ -125,7 +143,7 @@ def _move_level(pruner: Pruner, density: float, step: float) -> None:
 
 def _exact_level(gates: Sequence[_SoftGate], density: float, pruner: Pruner) -> float:
     keep = max(1, int(density * pruner.total + 0.5))
-    last = threshold([Scores(gate.importance) for gate in gates], keep, pruner.ranks).value
+    last = threshold([Scores(local(gate.importance.detach())) for gate in gates], keep, pruner.ranks).value
     return last - 1e-6 * max(1.0, abs(last))  # the last kept score has to be above the level
 
 
@@ -134,6 +152,6 @@ def _separate(pruner: Pruner, margin: float) -> None:
     for i, site in enumerate(pruner.sites):
         gate = gate_of(site)
         assert isinstance(gate, _ConcreteGate)
-        logits = gate.logits.data
+        logits = local(gate.logits.detach())
         kept = pruner.ranking.mask(i).view_as(logits)
         logits.copy_(torch.where(kept, logits.clamp(min=CLOSED + margin), logits.clamp(max=CLOSED - margin)))

@@ -50,7 +50,9 @@ class Criterion:
         return False
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
-        """Creates `site.state`."""
+        """Creates `site.state`. Floating-point tensors have the rank's weights as their last dimension; others have
+        nothing to do with single weights and are the same on every rank.
+        """
 
     def observe(self, site: Site, t: int, closing: int) -> None:
         """Looks at the site in step t. `closing` is how many steps were observed if the interval ends, else 0."""
@@ -101,7 +103,8 @@ class Random(Criterion):
     needs_grad: ClassVar[bool] = False
 
     def scores(self, site: Site) -> Scores:
-        return Scores(hashed_uniform(self.seed, site.name, site.weight.numel()).to(site.weight.device))
+        drawn = hashed_uniform(self.seed, site.name, site.weight.numel(), site.start)
+        return Scores(drawn.to(site.weight.device))
 
 
 @dataclass

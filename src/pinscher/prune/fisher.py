@@ -45,6 +45,11 @@ class Obert(Criterion):
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
         dtype = torch.float64 if site.owner.dtype == torch.float64 else state_dtype
         weight = site.weight
+        if site.stride < site.numel and site.stride % self.block:
+            raise ValueError(
+                f"obert's blocks of {self.block} weights would be cut where {site.name} is: each process holds "
+                f"{site.stride:,} of its weights. Choose a block that divides that, options={{'block': …}}."
+            )
         site.state["gradients"] = torch.zeros(self.gradients, weight.numel(), dtype=dtype, device=weight.device)
         site.state["seen"] = torch.zeros(1, dtype=torch.int64)
 

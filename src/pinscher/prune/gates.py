@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pinscher.prune.criteria import CRITERIA, Criterion
 from pinscher.prune.masking import Scores
+from pinscher.prune.sharding import local
 from pinscher.prune.sites import Site
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizos et al. 2018
@@ -45,11 +47,16 @@ class Gate(nn.Module):
     """The parametrization of one site's weight. `mask` is what the last masking chose."""
 
     mask: Tensor
+    shards: ClassVar[bool] = True  # whether the mask is a frozen parameter: FSDP2 shards those, but no buffers
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.bypass = False  # lets the weight through as it is
-        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool))
+        mask = torch.ones_like(weight, dtype=torch.bool)
+        if self.shards:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        else:
+            self.register_buffer("mask", mask)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight if self.bypass else self.gated(weight)
@@ -81,7 +88,7 @@ class Gated(Criterion):
 
     def scores(self, site: Site) -> Scores:
         with torch.no_grad():
-            return Scores(gate_of(site).scores(site.owner))
+            return Scores(local(gate_of(site).scores(site.owner)))
 
     def add_penalty(self, site: Site, strength: float, total: int) -> None:
         """Adds the gradient of the sparsity penalty, averaged over `total` weights, to the gate's own."""
@@ -89,6 +96,14 @@ class Gated(Criterion):
     def close(self, gate: Gate, zeros: Tensor) -> None:
         """Closes a new gate where the checkpoint already holds zeros."""
         gate.mask.copy_(~zeros)
+
+
+def is_gated(site: Site) -> bool:
+    """Whether a gate stands above a site's weight."""
+    return parametrize.is_parametrized(site.module, site.parameter) and isinstance(
+        site.module.parametrizations[site.parameter][0],  # type: ignore[index]
+        Gate,
+    )
 
 
 def gate_of(site: Site) -> Gate:
@@ -172,8 +187,8 @@ class SoftMovement(Gated):
         gate = gate_of(site)
         assert isinstance(gate, _SoftGate)
         if gate.importance.grad is not None:
-            open_ = gate.importance.detach().sigmoid()
-            gate.importance.grad.addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+            open_ = local(gate.importance.detach()).sigmoid()
+            local(gate.importance.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
 
 # ---------------------------------------------------------------- hard concrete
@@ -234,8 +249,8 @@ class L0(Gated):
         gate = gate_of(site)
         assert isinstance(gate, _ConcreteGate)
         if gate.logits.grad is not None:
-            open_ = (gate.logits.detach() - BETA * CLOSED).sigmoid()
-            gate.logits.grad.addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+            open_ = (local(gate.logits.detach()) - BETA * CLOSED).sigmoid()
+            local(gate.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
 
 # ---------------------------------------------------------------- PST
@@ -301,7 +316,9 @@ def plain_state_dict(model: nn.Module, sites: Iterable[Site]) -> dict[str, Tenso
     state: dict[str, Tensor] = dict(model.state_dict())
     for site in sites:
         gate, owner = gate_of(site), site.owner
-        baked = gate.baked(owner.detach()).masked_fill(~gate.mask, 0.0)
+        baked = owner.detach()
+        if not gate.bypass:  # which is baked already
+            baked = gate.baked(baked).masked_fill(~gate.mask, 0.0)
         for module in [site.module, *site.shared_with]:
             prefix = next(name for name, found in model.named_modules(remove_duplicate=False) if found is module)
             inside = f"{prefix}.parametrizations.{site.parameter}."

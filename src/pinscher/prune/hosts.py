@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pinscher.prune.calibrated import Calibrated
 from pinscher.prune.criteria import Criterion
-from pinscher.prune.gates import Gated, gate_of
+from pinscher.prune.gates import Gated, Pst, gate_of
 from pinscher.prune.masking import Ranks
+from pinscher.prune.sharding import local
 from pinscher.prune.sites import Site, clean_name
 
 
@@ -44,7 +46,7 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
             )
     inside = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if isinstance(criterion, Gated):
-        wanted = [(site.name, p) for site in sites for p in gate_of(site).parameters()]
+        wanted = [(site.name, p) for site in sites for p in gate_of(site).parameters() if p.requires_grad]
         if any(id(p) not in inside for _, p in wanted):
             raise ValueError(
                 "the learned masks' parameters are not in this optimiser. Build it after the pruner, from "
@@ -57,7 +59,8 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
                 "learning rate. Build the optimiser from pruner.param_groups() instead of model.parameters()."
             )
     elif any(site.moving is not None for site in sites):
-        trained = [p for site in sites if site.moving is not None for p in site.moving.parameters()]
+        moving = [p for site in sites if site.moving is not None for p in site.moving.parameters()]
+        trained = [p for p in moving if p.requires_grad]
         if any(id(p) not in inside for p in trained):
             raise ValueError("the adapters are not in this optimiser: build it from pruner.param_groups().")
     elif criterion.needs_grad:
@@ -67,6 +70,39 @@ def check(optimizer: torch.optim.Optimizer, sites: Sequence[Site], criterion: Cr
                 f"{len(missing)} of {len(sites)} prunable matrices are frozen or not in this optimiser, for one "
                 f"{missing[0]}. Train them, or leave them out with exclude_modules."
             )
+
+
+def refuse_shards(sites: Sequence[Site], criterion: Criterion, made_before: bool) -> None:
+    """Refuses what cannot be done with sharded weights, and the wrong order of sharding and pruner.
+
+    Args:
+        sites: the sharded matrices.
+        criterion: the method.
+        made_before: whether the pruner was made before the model was sharded.
+
+    Raises:
+        ValueError: with what to do instead.
+    """
+    if isinstance(criterion, Calibrated):
+        raise ValueError(
+            "sharded weights cannot be pruned by calibration: no process holds a whole matrix. Prune before sharding "
+            "(prune_once on one process), or use another method."
+        )
+    if isinstance(criterion, Pst):
+        raise ValueError(
+            "pst cannot be used with sharded weights: its scores are products of factors that would be cut apart. Use "
+            "DDP, or another method."
+        )
+    if isinstance(criterion, Gated) and not made_before:
+        raise ValueError(
+            "learned masks are parameters, which have to be sharded with the weights: make the Pruner first, then call "
+            "fully_shard, then build the optimiser from pruner.param_groups()."
+        )
+    if made_before and not isinstance(criterion, Gated):
+        raise ValueError(
+            f"{sites[0].name} was sharded after the Pruner was made, which keeps scores of whole matrices: call "
+            "fully_shard first, then make the Pruner, then the optimiser."
+        )
 
 
 def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,7 +157,7 @@ def reread_scale(sites: Sequence[Site], probe: tuple[Site, int, float] | None) -
 
 def finite(gradients: Iterable[Tensor | None], ranks: Ranks) -> bool:
     """Whether all gradients are finite, on every rank. A finite sum says so at once; the rest is looked at closely."""
-    seen = [g for g in gradients if g is not None]
+    seen = [local(g) for g in gradients if g is not None]
     bad = sum(not bool(g.sum(dtype=torch.float32).isfinite()) and not bool(g.isfinite().all()) for g in seen)
     return ranks.count(bad) == 0
 

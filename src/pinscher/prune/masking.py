@@ -274,13 +274,26 @@ def _look_slowly(site: Scores, low: float, high: float, scratch: Tensor) -> tupl
 
 def _quotas(scores: Sequence[Scores], value: float, ties: int, ranks: Ranks) -> tuple[int, ...]:
     """Shares the places left for scores equal to `value` out in the order of sites and, within a site, of ranks."""
-    equal = torch.zeros(len(scores), ranks.size, dtype=torch.int64)
-    for i, site in enumerate(scores):
-        equal[i, ranks.index] = sum(int((values == value).sum()) for _, values in site.parts())
-    equal = ranks.add(equal).view(-1)
+    equal = _equal(scores, value, ranks).view(-1)
     before = equal.cumsum(0) - equal
     mine = torch.minimum(equal, (ties - before).clamp(min=0)).view(len(scores), ranks.size)[:, ranks.index]
     return tuple(mine.tolist())
+
+
+def shared_out(quotas: Sequence[int], scores: Sequence[Scores], value: float, ranks: Ranks) -> tuple[int, ...]:
+    """This rank's part of each site's quota, however many ranks there were when the threshold was found."""
+    equal = _equal(scores, value, ranks)
+    before = equal.cumsum(1) - equal
+    left = (torch.tensor(quotas)[:, None] - before).clamp(min=0)
+    return tuple(torch.minimum(equal, left)[:, ranks.index].tolist())
+
+
+def _equal(scores: Sequence[Scores], value: float, ranks: Ranks) -> Tensor:
+    """How many scores of each site are `value`, on each rank: [sites, ranks]."""
+    equal = torch.zeros(len(scores), ranks.size, dtype=torch.int64)
+    for i, site in enumerate(scores):
+        equal[i, ranks.index] = sum(int((values == value).sum()) for _, values in site.parts())
+    return ranks.add(equal)
 
 
 # ---------------------------------------------------------------- radix selection

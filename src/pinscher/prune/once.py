@@ -14,6 +14,7 @@ from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.fisher import Obert
 from pinscher.prune.gates import Gated
 from pinscher.prune.pruner import Pruner
+from pinscher.prune.sharding import is_sharded
 from pinscher.prune.sites import Patterns, evaluating
 
 
@@ -77,6 +78,11 @@ def prune_once(
 def _observe(pruner: Pruner, criterion: Obert, batches: Batches | None, loss: Callable[[Any], Tensor]) -> None:
     """Shows the gradients of every batch to the criterion; the model's own gradients are left as they were."""
     owners = [site.owner for site in pruner.sites]
+    if is_sharded(owners[0]):
+        raise ValueError(
+            "sharded weights get their gradients in a training loop only: prune once before sharding, or attach a "
+            "Pruner with method='obert' to an optimiser."
+        )
     needed = [owner.requires_grad for owner in owners]
     with evaluating(pruner.model), torch.enable_grad():
         try:

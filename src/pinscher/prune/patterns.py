@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pinscher.prune.masking import Scores
+from pinscher.prune.sharding import is_sharded
 from pinscher.prune.sites import Site
 
 UNSTRUCTURED = "unstructured"
@@ -69,6 +70,10 @@ class Pattern:
         """
         return density
 
+    def fits(self, site: Site, rows: int) -> bool:
+        """Whether no unit is cut, and units keep their order, if the stored matrix is cut after every so many rows."""
+        return False
+
     def sums(self, site: Site, values: Tensor) -> Tensor:
         """Sums weight-shaped values [outputs, inputs] over the part of each unit that lies in this site: [units]."""
         raise NotImplementedError
@@ -91,6 +96,9 @@ class Unstructured(Pattern):
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
         return [Family((site,), site.numel) for site in sites]
+
+    def fits(self, site: Site, rows: int) -> bool:
+        return True
 
     def loose(self, site: Site, scores: Scores) -> Scores:
         return scores
@@ -129,6 +137,9 @@ class NofM(Pattern):
             )
         return self.n / self.m
 
+    def fits(self, site: Site, rows: int) -> bool:
+        return not site.transposed
+
     def loose(self, site: Site, scores: Scores) -> Scores:
         groups, best = self._best(site, scores)
         if bool((groups.isnan() & best).any()):
@@ -138,7 +149,7 @@ class NofM(Pattern):
     def tied(self, site: Site, scores: Scores, kept: Tensor) -> Tensor:
         _, best = self._best(site, scores)
         best[~best] = kept
-        return inward(site, best.view(outward(site)))
+        return inward(site, best.view(outward(site, site.part)))
 
     def _best(self, site: Site, scores: Scores) -> tuple[Tensor, Tensor]:
         """The scores in groups, and which are the N best of theirs; the first of equal ones."""
@@ -169,6 +180,9 @@ class Block(Pattern):
             families.append(Family((site,), site.numel // (rows * columns), rows * columns))
         return families
 
+    def fits(self, site: Site, rows: int) -> bool:
+        return not site.transposed and self.rows is not None and rows % self.rows == 0
+
     def sums(self, site: Site, values: Tensor) -> Tensor:
         outputs, inputs = values.shape
         rows, columns = self._shape(site)
@@ -176,7 +190,7 @@ class Block(Pattern):
         return blocks.sum((1, 3), dtype=torch.float64).view(-1)
 
     def spread(self, site: Site, kept: Tensor) -> Tensor:
-        outputs, inputs = outward(site)
+        outputs, inputs = outward(site, site.part)
         rows, columns = self._shape(site)
         blocks = kept.view(outputs // rows, 1, inputs // columns, 1)
         return blocks.expand(-1, rows, -1, columns).reshape(outputs, inputs)
@@ -231,6 +245,20 @@ class Layout:
             for size in sorted({family.size for family in members}, reverse=True)
         ]
 
+    def refuse_cut(self, name: str) -> None:
+        """Refuses matrices that are cut, over processes, through the units of the pattern called `name`."""
+        for site in self.sites:
+            if not is_sharded(site.owner) and not isinstance(self.pattern, Unstructured):
+                raise ValueError("units need whole matrices or DTensors, which say how they are cut")
+            rows = site.stride * site.shape[0] // max(1, site.numel)
+            if not self.pattern.fits(site, rows):
+                stored = f"{rows} {'inputs' if site.transposed else 'outputs'}"
+                raise ValueError(
+                    f"pattern {name} does not fit the sharded {site.name}: each process holds {stored} of it, and its "
+                    "units must lie within them. Use pattern='unstructured', N:M or 1xC; RxC where the outputs of a "
+                    "process are a multiple of R; or train without sharding (DDP)."
+                )
+
     def keeps(self, density: float) -> list[int]:
         """How many units of each list are kept.
 
@@ -258,15 +286,15 @@ class Layout:
         )
 
 
-def outward(site: Site) -> tuple[int, int]:
-    """How many outputs and inputs a matrix has."""
-    first, second = site.shape
+def outward(site: Site, shape: torch.Size | None = None) -> tuple[int, int]:
+    """How many outputs and inputs a matrix has; or a part of it, of the shape as it is stored."""
+    first, second = site.shape if shape is None else shape
     return (second, first) if site.transposed else (first, second)
 
 
 def oriented(site: Site, flat: Tensor) -> Tensor:
-    """Flat values of a site as [outputs, inputs]."""
-    values = flat.view(site.shape)
+    """Flat values of what this rank holds of a site, as [outputs, inputs]."""
+    values = flat.view(site.part)
     return values.T if site.transposed else values
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune import adapters, controller, hosts, resuming
+from pinscher.prune import adapters, controller, hosts, resuming, sharding
 from pinscher.prune.calibrated import Batches, Calibrated, prune_blocks_, require
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
-from pinscher.prune.gates import Gated, gate_of, plain_state_dict
-from pinscher.prune.masking import ALONE, Ranks
+from pinscher.prune.gates import Gated, gate_of, is_gated, plain_state_dict
+from pinscher.prune.masking import Ranks
+from pinscher.prune.patterns import Layout
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.resuming import VERSION
 from pinscher.prune.sites import find_sites
@@ -36,30 +37,38 @@ class Pruner:
         model: the model; its weights are changed in place. Learned masks are registered here, before the optimiser
             exists: give it `param_groups()`.
         config: what to prune, how far and how.
-        ranks: the processes that hold shards of the weights; leave it where every process holds all of them (DDP).
+        ranks: the processes that hold shards of the weights. Left out they are found: those of FSDP2's mesh, or none
+            where every process holds all weights (DDP). Shard the model before; learned masks alone are made first
+            and sharded with it.
         calibration: batches of model inputs for wanda and sparsegpt, or a function that gives them when they are due.
     """
 
     def __init__(
-        self, model: nn.Module, config: PruningConfig, ranks: Ranks = ALONE, calibration: Batches | None = None
+        self, model: nn.Module, config: PruningConfig, ranks: Ranks | None = None, calibration: Batches | None = None
     ) -> None:
-        self.model, self.config, self.ranks, self.calibration = model, config, ranks, calibration
+        self.model, self.config, self.calibration = model, config, calibration
+        sharding.reshard(model)
         self.sites = find_sites(model, config.target_modules, config.exclude_modules)
         for site in self.sites:
             if not site.owner.is_contiguous():
                 site.owner.data = site.owner.data.contiguous()
         self.criterion = config.make_criterion()
+        self.sharded = sharding.is_sharded(self.sites[0].owner)  # whether each process holds a part of every weight
+        if self.sharded:
+            hosts.refuse_shards(self.sites, self.criterion, made_before=False)
+        self.ranks = sharding.ranks_of(self.sites) if ranks is None else ranks
         self.schedule = config.make_schedule()
         self.adapted = adapters.are_there(self.sites, self.criterion)
         self.others = adapters.others(model, self.sites) if self.adapted else []  # further matrices with adapters
         layout = config.make_layout(self.sites, model)
         if layout is not None:
             self.sites = layout.sites
+            self._check_cuts(layout)
         gated = isinstance(self.criterion, Gated) or self.adapted
         again = self.criterion.lasting and config.regrow and not self.schedule.once
         store = gated or not again or config.track_revived or layout is not None
         self.ranking = Ranking(
-            self.sites, self.criterion, store=store, regrow=config.regrow, ranks=ranks, layout=layout
+            self.sites, self.criterion, store=store, regrow=config.regrow, ranks=self.ranks, layout=layout
         )
         density = self.ranking.kept / self.total
         start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
@@ -70,8 +79,7 @@ class Pruner:
         self._observed = 0  # steps seen in this interval
         self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
         self._overdue = False  # likewise for a ranking
-        self._ranked_now = self._skipping = False
-        self._usable = True
+        self._ranked_now, self._skipping, self._usable = False, False, True
         self._probe: Any = None
         self._step: FrameType | None = None  # the optimiser's step that is under way
         self._hooks: list[Any] = []
@@ -107,6 +115,7 @@ class Pruner:
             raise RuntimeError("this pruner is finished; make a new one to prune further")
         self.refuse_sparser()
         optimizer = hosts.unwrap(optimizer)
+        self._join()
         hosts.check(optimizer, self.sites, self.criterion)
         if isinstance(self.criterion, Calibrated):
             require(self.criterion, self.calibration)
@@ -115,6 +124,19 @@ class Pruner:
             optimizer.register_step_post_hook(self._after_step),
         ]
         return self
+
+    def _join(self) -> None:
+        """Finds out who holds the weights of a model that was sharded after its learned masks were made."""
+        sharding.reshard(self.model)
+        if sharding.is_sharded(self.sites[0].owner) and not self.sharded:
+            hosts.refuse_shards(self.sites, self.criterion, made_before=True)
+            self.sharded, self.ranks = True, sharding.ranks_of(self.sites)
+            self.ranking.ranks = self.ranks
+            self._check_cuts(self.ranking.layout)
+
+    def _check_cuts(self, layout: Layout | None) -> None:
+        if layout is not None and self.ranks.size > 1:
+            layout.refuse_cut(self.config.pattern)
 
     def refuse_sparser(self) -> None:
         """Refuses a model with more zeros than asked for: some would have to grow back from nothing."""
@@ -160,7 +182,7 @@ class Pruner:
         elif self.criterion.needs_grad:
             self._probe = hosts.probe_of(self.sites)
         if isinstance(self.criterion, Gated) and self.criterion.adds_penalty:
-            self._add_penalty(self.criterion)
+            controller.add_penalty(self.criterion, self)
         if self.criterion.measures_first and self.t < self.schedule.settled_at:
             hosts.drop_gradients(optimizer)
 
@@ -213,7 +235,7 @@ class Pruner:
         for site in self.sites:
             self.criterion.ready(site)
         if early:
-            self._refuse_unmeasured()
+            self.ranking.refuse_unmeasured(self.config.method, self.schedule.interval)
         self.ranking.rank(density)
         for site in self.sites if self.ranking.pruned else ():
             self.criterion.compensate(site, self.ranking.pruned[site.name])
@@ -222,7 +244,7 @@ class Pruner:
         """The parameters of learned masks; none for other methods."""
         if not isinstance(self.criterion, Gated) or self.finished:
             return []
-        return [parameter for site in self.sites for parameter in gate_of(site).parameters()]
+        return [p for site in self.sites for p in gate_of(site).parameters() if p.requires_grad]
 
     def _gradients(self) -> Iterator[Tensor | None]:
         """The gradients that scores come from."""
@@ -252,13 +274,6 @@ class Pruner:
             groups.append({"params": masks, "lr": self.criterion.score_lr, "weight_decay": 0.0})
         return groups
 
-    def _add_penalty(self, criterion: Gated) -> None:
-        """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
-        asked = 1.0 - self.schedule.density(self.t)
-        strength = asked / max(1.0 - self.schedule.final, 1e-12)
-        for site in self.sites:
-            criterion.add_penalty(site, strength * site.grad_scale, self.total)
-
     def finish(self, early: bool = False) -> nn.Module:
         """Ends pruning: leaves plain weights with exact zeros, removes the hooks, returns the model.
 
@@ -274,6 +289,7 @@ class Pruner:
                 f"weights are kept, {self.target:,} are wanted. Train on, or call "
                 "finish(early=True) to prune to the target now."
             )
+        self._join()
         with torch.no_grad():
             if isinstance(self.criterion, Gated):
                 if behind:
@@ -292,34 +308,24 @@ class Pruner:
 
     def model_state_dict(self) -> dict[str, Any]:
         """The model's state dict as an ordinary model's, whatever the method: what may be written to a model file."""
-        if not self._gates_are_open:
+        self._join()
+        if not is_gated(self.sites[0]):  # baked, or never there; those of sharded weights stay
             return self.model.state_dict()
         plain = adapters.plain_state_dict if self.adapted else plain_state_dict
         return plain(self.model, [*self.sites, *self.others])
 
     @property
     def _gates_are_open(self) -> bool:
-        return (isinstance(self.criterion, Gated) or self.adapted) and not self.finished
-
-    def _refuse_unmeasured(self) -> None:
-        scores = (self.ranking.scores(site).read(slice(None)) for site in self.sites)
-        if self.criterion.needs_grad and not any(bool((values != 0).any()) for values in scores):
-            raise RuntimeError(
-                f"{self.config.method} has measured nothing yet that the weights could be ranked by. Train at least "
-                f"{self.schedule.interval} steps and call finish before the gradients are cleared."
-            )
+        return not self.finished and is_gated(self.sites[0])
 
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as plain values and tensors (safe to store without pickle)."""
-        sites: dict[str, dict[str, Tensor]] = {}
-        for site in [*self.sites, *self.others]:
-            sites[site.name] = dict(site.state)
-            if self._gates_are_open:
-                sites[site.name]["weight"] = site.owner.detach()
-                gate = gate_of(site).state_dict()
-                sites[site.name].update({f"gate.{name}": tensor for name, tensor in gate.items()})
+        """Everything a resumed run needs, as plain values and tensors (safe to store without pickle).
+
+        Of a sharded model tensors are DTensors, to be stored with `pinscher.sharded`; every rank must call it.
+        """
+        self._join()
         return {
             "version": VERSION,
             "config": self.config.to_dict(),
@@ -331,7 +337,7 @@ class Pruner:
             "overdue": self._overdue,
             "projection": None if self.projection is None else [self.projection.density, self.projection.changed],
             "ranking": self.ranking.state_dict(),
-            "sites": sites,
+            "sites": resuming.tensors_of([*self.sites, *self.others], self._gates_are_open),
         }
 
     @torch.no_grad()
@@ -347,26 +353,25 @@ class Pruner:
         self.t, self._observed = state["t"], state["observed"]
         self._late, self._overdue = state["late"], state["overdue"]
         self.projection = None if state["projection"] is None else controller.Projection(*state["projection"])
+        resuming.restore_(mine["sites"], state["sites"])
         self.ranking.load_state_dict(state["ranking"])
-        for name, tensors in mine["sites"].items():
-            for key, tensor in tensors.items():
-                tensor.copy_(state["sites"][name][key])
 
     def state_bytes(self) -> int:
         """Memory of the pruner's own tensors, learned masks included."""
         own = [t for site in self.sites for t in site.state.values()] + list(self.ranking.pruned.values())
         if self._gates_are_open:
-            own += [t for site in self.sites for t in gate_of(site).state_dict().values()]
+            own += [sharding.local(t) for site in self.sites for t in gate_of(site).state_dict().values()]
         return sum(t.numel() * t.element_size() for t in own)
 
     # ------------------------------------------------------------ what people and logs see
 
     def mask(self, name: str) -> Tensor:
-        """The last mask of a site, shaped like its weight, True where kept."""
-        names = [site.name for site in self.sites]
-        if name not in names:
-            raise ValueError(f"no site is named {name!r}; the first is {names[0]!r}")
-        return self.ranking.mask(names.index(name)).view(self.sites[names.index(name)].shape)
+        """The last mask of a site, shaped like its weight, True where kept; a DTensor if that is one."""
+        self._join()
+        for i, site in enumerate(self.sites):
+            if site.name == name:
+                return sharding.like(site.owner, self.ranking.mask(i)).view(site.shape)
+        raise ValueError(f"no site is named {name!r}; the first is {self.sites[0].name!r}")
 
     def stats(self) -> dict[str, Any]:
         """This step's figures for a log."""

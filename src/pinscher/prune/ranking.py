@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from pinscher.prune.criteria import Criterion
-from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, threshold, zero_
-from pinscher.prune.patterns import Family, Layout, Unstructured, inward, oriented
+from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, shared_out, threshold, zero_
+from pinscher.prune.patterns import Family, Layout, inward, oriented
+from pinscher.prune.sharding import like, local
 from pinscher.prune.sites import Site
 
 
@@ -43,8 +44,6 @@ class Ranking:
     ) -> None:
         self.sites, self.criterion, self.store, self.regrow, self.ranks = sites, criterion, store, regrow, ranks
         self.layout = layout
-        if ranks.size > 1 and layout is not None and not isinstance(layout.pattern, Unstructured):
-            raise ValueError("units need whole matrices, but the weights are sharded: use pattern='unstructured'")
         self.total = sum(site.numel for site in sites)
         self.threshold: Threshold | None = None
         self.pruned: dict[str, Tensor] = {}  # stored masks, flat, True where pruned
@@ -78,6 +77,15 @@ class Ranking:
             self.returned += self.revived
         self.maskings += 1
         self.kept = keep
+
+    def refuse_unmeasured(self, method: str, interval: int) -> None:
+        """Refuses to rank weights by scores that are all zero."""
+        scores = (self.scores(site).read(slice(None)) for site in self.sites)
+        if self.criterion.needs_grad and not self.ranks.count(sum(int((values != 0).sum()) for values in scores)):
+            raise RuntimeError(
+                f"{method} has measured nothing yet that the weights could be ranked by. Train at least {interval} "
+                "steps and call finish before the gradients are cleared."
+            )
 
     def adopt(self, pruned: dict[str, Tensor]) -> None:
         """Takes masks (flat, True where pruned) that a method has chosen by itself."""
@@ -173,25 +181,36 @@ class Ranking:
         return Scores(totals if self.regrow else totals.masked_fill(alive == 0, -torch.inf))
 
     def state_dict(self) -> dict[str, Any]:
+        """Values that mean the same on any number of ranks; every rank must call it."""
         cut = self.threshold
+        quotas = cut and cut.quotas and self.ranks.add(torch.tensor(cut.quotas)).tolist()
         return {
-            "threshold": None if cut is None else {"value": cut.value, "quotas": cut.quotas and list(cut.quotas)},
+            "threshold": None if cut is None else {"value": cut.value, "quotas": quotas},
             "kept": self.kept,
             "revived": self.revived,
             "returned": self.returned,
             "maskings": self.maskings,
-            "pruned": dict(self.pruned),
+            "pruned": {site.name: like(site.owner, self.pruned[site.name]) for site in self.sites if self.pruned},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict()`; what the scores are made of must have been restored before."""
         cut = state["threshold"]
-        self.threshold = None if cut is None else Threshold(cut["value"], cut["quotas"] and tuple(cut["quotas"]))
+        self.threshold = None if cut is None else Threshold(cut["value"])
         self.kept, self.revived = state["kept"], state["revived"]
         self.returned, self.maskings = state.get("returned", 0), state.get("maskings", 0)  # not in older checkpoints
         self.pruned = {}
         if self.store:  # otherwise the threshold gives them again
             self.pruned = {
-                s.name: state["pruned"][s.name].to(s.weight.device, copy=True)
+                s.name: local(state["pruned"][s.name]).reshape(-1).to(s.weight.device, copy=True)
                 for s in self.sites
                 if s.name in state["pruned"]
             }
+        if cut is not None and cut["quotas"]:
+            self.threshold = Threshold(cut["value"], self._my_quotas(cut["value"], cut["quotas"]))
+
+    def _my_quotas(self, value: float, quotas: list[int]) -> tuple[int, ...]:
+        """This rank's part of the quotas of all ranks together."""
+        if self.store:  # the masks are there, so nobody looks at quotas again: they only have to sum up
+            return tuple(quotas) if self.ranks.index == 0 else (0,) * len(quotas)
+        return shared_out(quotas, [self.scores(site) for site in self.sites], value, self.ranks)

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pinscher.prune import sharding
+from pinscher.prune.sharding import local
+
 Patterns = str | Iterable[str] | None
 
 _WRAPPERS = re.compile(
@@ -81,8 +84,8 @@ class Site:
 
     def zeros(self) -> int:
         """How many weights are exactly zero at test time, over all ranks."""
-        alive = (self.settled != 0).sum()
-        return self.numel - int(alive.full_tensor() if hasattr(alive, "full_tensor") else alive)
+        weight = self.settled
+        return self.numel - sharding.count(weight, int((local(weight) != 0).sum()))
 
     @property
     def weight(self) -> Tensor:
@@ -96,6 +99,21 @@ class Site:
         """This rank's part of the gradient, flat."""
         grad = self.owner.grad if self.moving is None else self.moving.pull
         return None if grad is None else local(grad.detach()).reshape(-1)
+
+    @property
+    def start(self) -> int:
+        """The flat index that this rank's first weight has in the whole matrix."""
+        return sharding.start_of(self.owner)
+
+    @property
+    def stride(self) -> int:
+        """Weights of a full rank's part: the whole matrix is cut at multiples of it."""
+        return sharding.rows_each(self.owner) * (self.numel // max(1, self.shape[0]))
+
+    @property
+    def part(self) -> torch.Size:
+        """The shape of what this rank holds of the matrix."""
+        return local(self.owner).shape
 
     @property
     def shape(self) -> torch.Size:
@@ -117,11 +135,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that lives on this rank; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> list[Site]:
@@ -173,7 +186,8 @@ def sparsity(model: nn.Module, target_modules: Patterns = None, exclude_modules:
 
 def is_conv1d(module: nn.Module) -> bool:
     """GPT-2's Conv1D, recognised without importing transformers: a matrix stored [in, out] with `nf` outputs."""
-    return parametrize.type_before_parametrizations(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    kinds = type(module).__mro__  # gates and FSDP2 make subclasses
+    return any(kind.__name__ == "Conv1D" for kind in kinds) and hasattr(module, "nf")
 
 
 def is_matrix(module: nn.Module) -> bool:

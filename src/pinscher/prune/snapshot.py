@@ -4,6 +4,9 @@ Matrices are kept as the values that are not zero and the gaps between them, whe
 such as embeddings are not copied, tied ones once. There is no second module tree: to run, the student's own modules
 are given the copy's tensors for the length of one forward pass, without gradients and in evaluation mode. So whatever
 the student is (compiled, patched, normalised), the teacher is too.
+
+Of a sharded student (FSDP2) each rank keeps a copy of its own part. FSDP2 gathers what it computes with from memory of
+its own, so there the copy's values are written into the student's parts and the student's are put back afterwards.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from pinscher.prune.gates import Gate
+from pinscher.prune.sharding import is_managed, is_sharded, like, local, reshard
 from pinscher.prune.sites import evaluating, is_matrix
 
 HARDLY_SPARSE = 0.75  # above this density a matrix is kept plain: packing would save little and cost time
@@ -42,7 +46,8 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copies the student's weights as the forward pass sees them, gates included."""
+        """Copies the student's weights as the forward pass sees them, gates included; of a sharded one its parts."""
+        reshard(self.student)
         self.plain, self.packed, self.shared, self.buffers = {}, {}, {}, {}
         # A compiled module would be compiled anew for the class that expands its weight.
         compiled = any(
@@ -56,10 +61,10 @@ class Snapshot:
                     self.buffers[name] = tensor.clone()
                 elif not owner.requires_grad and not is_matrix(places[0].module):
                     self.shared[name] = owner
-                elif not compiled and (packed := Packed.of(tensor)) is not None:
+                elif not compiled and (packed := Packed.of(local(tensor))) is not None:
                     self.packed[name] = packed
                 else:
-                    self.plain[name] = tensor.detach().clone()
+                    self.plain[name] = local(tensor.detach()).clone()
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         if not (self.plain or self.packed or self.shared):
@@ -69,7 +74,8 @@ class Snapshot:
             raise RuntimeError("the teacher cannot run inside parametrize.cached(): it would get the student's weights")
         devices = {p.device for p in self.student.parameters() if p.device.type == "cuda"}
         # Some models draw random numbers at test time too; those of the training run stay in their order.
-        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(self.student), self._lent():
+        lent = self._lent_parts if is_managed(self.student) else self._lent
+        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(self.student), lent():
             return self.student(**batch)
 
     @contextlib.contextmanager
@@ -95,10 +101,38 @@ class Snapshot:
             for place, owner in before:
                 place.put(owner, bypass=False)
 
+    @contextlib.contextmanager
+    def _lent_parts(self) -> Iterator[None]:
+        """Writes the copy's values into the sharded student's own parts, and the student's back."""
+        reshard(self.student)  # or what is gathered already would be used again
+        found = _places(self.student)
+        buffers = [(place, self.buffers[n]) for n in self.buffers if n in found for place in found[n]]
+        mine = {name: local(found[name][0].owner.detach()) for name in (*self.plain, *self.packed)}
+        before = {name: part.clone() for name, part in mine.items()}
+        owners = [(place, place.owner) for place, _ in buffers]
+        gates = [gate for name in mine for place in found[name] if (gate := place.gate) is not None]
+        closed = [gate.bypass for gate in gates]
+        try:
+            for place, tensor in buffers:
+                place.put(tensor, bypass=True)
+            for name, part in mine.items():
+                part.copy_(self.plain[name] if name in self.plain else self.packed[name].expand())
+            for gate in gates:
+                gate.bypass = True
+            yield
+        finally:
+            reshard(self.student)
+            for gate, bypass in zip(gates, closed, strict=True):
+                gate.bypass = bypass
+            for name, part in mine.items():
+                part.copy_(before[name])
+            for place, owner in owners:
+                place.put(owner, bypass=False)
+
     def own_what_thawed(self) -> None:
         """Copies a shared parameter as soon as it trains again, which is before it can have changed."""
         for name in [name for name, owner in self.shared.items() if owner.requires_grad]:
-            self.plain[name] = self.shared.pop(name).detach().clone()
+            self.plain[name] = local(self.shared.pop(name).detach()).clone()
 
     @property
     def nbytes(self) -> int:
@@ -108,9 +142,23 @@ class Snapshot:
 
     def state_dict(self) -> dict[str, Any]:
         self.own_what_thawed()
+        if is_managed(self.student):
+            return self._sharded_state()
         return {
             "plain": dict(self.plain),
             "packed": {n: {"gaps": p.gaps, "values": p.values, "shape": list(p.shape)} for n, p in self.packed.items()},
+            "shared": list(self.shared),
+            "buffers": dict(self.buffers),
+        }
+
+    def _sharded_state(self) -> dict[str, Any]:
+        """DTensors, which can be cut anew for another number of ranks; so nothing is packed."""
+        reshard(self.student)
+        owners = {name: places[0].owner for name, places in _places(self.student).items()}
+        parts = self.plain | {name: packed.expand() for name, packed in self.packed.items()}
+        return {
+            "plain": {name: like(owners[name], part.reshape(-1)) for name, part in parts.items()},
+            "packed": {},
             "shared": list(self.shared),
             "buffers": dict(self.buffers),
         }
@@ -121,6 +169,7 @@ class Snapshot:
         Raises:
             ValueError: if it is of a model with other tensors. Nothing is changed then.
         """
+        reshard(self.student)
         owners = {name: places[0].owner for name, places in _places(self.student).items()}
         mine = {name: owner for name, owner in owners.items() if isinstance(owner, nn.Parameter)}
         shapes = {name: tensor.shape for name, tensor in state["plain"].items()}
@@ -130,7 +179,7 @@ class Snapshot:
         if wrong:
             raise ValueError(f"the teacher in the checkpoint is of another model, for one {min(wrong)}")
         device = next(iter(mine.values())).device
-        self.plain = {n: t.to(mine[n].device, copy=True) for n, t in state["plain"].items()}
+        self.plain = {n: local(t).to(mine[n].device, copy=True) for n, t in state["plain"].items()}
         self.packed = {
             n: Packed(
                 p["gaps"].to(mine[n].device, copy=True),
@@ -143,6 +192,10 @@ class Snapshot:
             n: t.to(owners[n].device if n in owners else device, copy=True) for n, t in state["buffers"].items()
         }
         self.shared = {name: mine[name] for name in state["shared"]}
+        for name in [name for name in self.plain if is_sharded(mine[name])]:
+            if (again := Packed.of(self.plain[name])) is not None:
+                self.packed[name] = again
+                del self.plain[name]
         self.own_what_thawed()
 
 

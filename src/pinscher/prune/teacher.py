@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of, named
+from pinscher.prune.sharding import is_managed, local
 from pinscher.prune.snapshot import Snapshot
 
 OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
@@ -40,7 +41,8 @@ class Teacher:
         mix: "sum" adds the divergence to the loss (paper); "entropy" weighs both for each example (reference code).
         temperature: softens both sides; by default 1 for "sum" and 2 for "entropy".
         greater_is_better: whether a higher validation score is better.
-        cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off.
+        cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off, and so does a
+            sharded student, whose forward passes need all ranks.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class Teacher:
 
     def _outputs(self, batch: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
         inputs = {name: value for name, value in batch.items() if not _is_label(name) or kind == "seq2seq-lm"}
-        keys = _fingerprints(inputs) if kind in CACHEABLE and self.cache_bytes else []
+        keys = _fingerprints(inputs) if kind in CACHEABLE and self.cache_bytes and not self._together else []
         if not keys:
             return self._run(inputs, kind)
         unknown = [row for row, key in enumerate(keys) if key not in self._cache]
@@ -137,6 +139,11 @@ class Teacher:
         for key, row in fresh.items():
             self._remember(key, row)
         return (rows,)
+
+    @property
+    def _together(self) -> bool:
+        """Whether all ranks must run the teacher together: then none may leave out a pass for what it remembers."""
+        return is_managed(self._fixed[0] if self._fixed else self.snapshot.student)  # type: ignore[union-attr]
 
     def _remember(self, key: bytes, row: Tensor) -> None:
         size = row.numel() * row.element_size() + len(key) + OVERHEAD
@@ -189,7 +196,7 @@ def _is_label(name: str) -> bool:
 def _checksum(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in model.state_dict().values():
-        digest.update(_bytes(tensor))
+        digest.update(_bytes(local(tensor)))
     return digest.hexdigest()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
+from transformers import TrainerCallback
 from transformers.models.auto import modeling_auto
 
 IGNORED = -100
@@ -47,6 +48,17 @@ class EpochSampler(Sampler[int]):
         ragged = [g for g in groups if len(g) < size]  # stays last, where the loader expects a smaller batch
         shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
         return iter([i for g in [*shuffled, *ragged] for i in g])
+
+
+class EpochTeller(TrainerCallback):
+    """Tells a Trainer's sampler which epoch it is: wrapped loaders do not always pass it on."""
+
+    def __init__(self, sampler: Callable[[], EpochSampler | None]) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (sampler := self.sampler()) is not None:
+            sampler.set_epoch(int(state.epoch or 0))
 
 
 def counted(batch: Mapping[str, Any], kind: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from pinscher import checkpoint
+from pinscher import checkpoint, sharded
 from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig
 from pinscher.prune.gates import Gated
@@ -61,7 +61,8 @@ class PruningCallback(TrainerCallback):
             folder = self._folder(args, state)
             if not checkpoint.exists(folder):
                 raise InputError(f"cannot resume pruning: {folder} is missing. Resume from a checkpoint in output_dir.")
-            self.pruner.load_state_dict(checkpoint.load(folder)["pruner"])
+            saved = sharded.load(folder, model) if self.pruner.sharded else checkpoint.load(folder)
+            self.pruner.load_state_dict(saved["pruner"])
         self.pruner.attach(kwargs["optimizer"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -69,7 +70,9 @@ class PruningCallback(TrainerCallback):
             logs["density"] = self.pruner.stats()["density"]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.pruner is not None and state.is_world_process_zero:
+        if self.pruner is not None and self.pruner.sharded:  # each process holds a part
+            sharded.save(self._folder(args, state), pruner=self.pruner.state_dict())
+        elif self.pruner is not None and state.is_world_process_zero:
             checkpoint.save(self._folder(args, state), pruner=self.pruner.state_dict())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

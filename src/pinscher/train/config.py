@@ -12,6 +12,8 @@ import yaml
 
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, SCHEDULES, PruningConfig
+from pinscher.prune.calibrated import Calibrated
+from pinscher.prune.gates import Pst
 from pinscher.prune.once import prunes_once
 from pinscher.prune.patterns import SCOPES, UNSTRUCTURED, parse
 from pinscher.prune.teacher import OBJECTIVES
@@ -94,6 +96,7 @@ class RunConfig:
     group_by_length: bool = _flag(True, "Batch texts of like length: less padding.", "Training")
     bf16: bool = _flag(False, "Compute in bfloat16 where the machine has it.", "Training")
     compile: bool = _flag(False, "Use torch.compile.", "Training")
+    fsdp: bool = _flag(False, "Spread the weights over the processes that torchrun starts (FSDP2).", "Training")
     new_head: bool = _flag(False, "Replace a head that has another number of labels.", "Training")
     report_to: list[str] = _flag([], "Also log to tensorboard, wandb, mlflow, … as the Trainer does.", "Training")
 
@@ -130,6 +133,8 @@ class RunConfig:
         self._check_numbers()
         if not self.is_dense:
             self._check_pattern()
+        if self.fsdp:
+            self._check_shards()
         if self.select == "best" and self.method in ("movement", "smvp", "l0", "pst"):
             raise InputError(
                 f"method {self.method!r} learns its masks and is exact only at the end: use --select final."
@@ -150,6 +155,19 @@ class RunConfig:
                 close = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
                 meant = f" Did you mean {close[0]!r}?" if close else ""
                 raise InputError(f"unknown {name} {value!r}.{meant} Known: {', '.join(allowed)}.")
+
+    def _check_shards(self) -> None:
+        """What cannot be done while no process holds a whole matrix."""
+        kind = None if self.method == DENSE else CRITERIA[self.method]
+        for wrong, what, instead in (
+            (kind is not None and issubclass(kind, Calibrated | Pst), f"--method {self.method}", "choose another one"),
+            (self.pattern in ("columns", "heads"), f"--pattern {self.pattern}", "use unstructured, N:M, 1xC or rows"),
+            (self.lora_rank is not None, "--lora-rank", "adapters are small: train them on one process"),
+            (self.max_steps == 0, "--max-steps 0", "nothing is trained: prune on one process"),
+            (self.compile, "--compile", "leave it out"),
+        ):
+            if wrong:
+                raise InputError(f"--fsdp does not go with {what}: {instead}, or train without --fsdp (DDP).")
 
     def _check_pattern(self) -> None:
         if self.scope is not None and self.scope not in SCOPES:

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 
 from pinscher.prune.distillation import logits_of
+from pinscher.prune.sharding import is_managed
 from pinscher.prune.sites import evaluating
 from pinscher.train.batches import counted
 from pinscher.train.tasks import Outputs, Task
@@ -51,13 +52,18 @@ def answer(
     return task.answers(outputs, features, rows, labels)
 
 
+def without_gradients(model: Any) -> Any:
+    """Inference mode; but FSDP2 would keep what it makes there, and training may not write to such tensors."""
+    return torch.no_grad() if is_managed(model) else torch.inference_mode()
+
+
 def outputs_of(model: Any, features: Dataset, collate: Any, batch_size: int, kind: str) -> Outputs:
     """The logits for each feature, computed in batches of like length."""
     table = features.to_list()
     order = sorted(range(len(table)), key=lambda i: len(table[i]["input_ids"]))
     found: list[Any] = [None] * len(table)
     device = next(model.parameters()).device
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), without_gradients(model):
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch = {name: t.to(device) for name, t in collate([table[i] for i in some]).items()}
@@ -74,7 +80,7 @@ def mean_loss(model: Any, features: Dataset, task: Task, tokenizer: Any, batch_s
     table.sort(key=lambda feature: len(feature["input_ids"]))
     device = next(model.parameters()).device
     total, number = 0.0, 0
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), without_gradients(model):
         for start in range(0, len(table), batch_size):
             batch = {name: t.to(device) for name, t in collate(table[start : start + batch_size]).items()}
             labels = counted(batch, task.kind)

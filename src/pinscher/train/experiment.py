@@ -16,11 +16,11 @@ import transformers
 from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
-from pinscher import checkpoint
+from pinscher import checkpoint, sharded
 from pinscher.errors import InputError
 from pinscher.prune import find_sites, sparsity
 from pinscher.prune.adapters import are_there
-from pinscher.train import models, runfolder, untrained
+from pinscher.train import fsdp, models, runfolder, untrained
 from pinscher.train import plan as planning
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
@@ -103,14 +103,14 @@ def _test(
 ) -> Result:
     """Saves the finished model and scores it on the test set."""
     task, main = plan.task, processes().is_main_process
+    together = plan.config.fsdp  # a sharded model answers on all processes or on none
     validation: dict[str, float] = {}
-    if main:
+    if main or together:
         validation = _validator(plan)(model)  # the log knows the model of the last evaluation, not the final one
-        with checkpoint.whole(folder / "model") as fresh:
-            model.save_pretrained(fresh)
-            plan.tokenizer.save_pretrained(fresh)
+        _save(model, plan, folder / "model")
         console.print(f"testing on {sum(len(rows) for rows in plan.splits.tests.values()):,} rows", highlight=False)
         found = evaluate(model, task, plan.tokenizer, plan.splits.tests, plan.labels, plan.config.eval_batch_size)
+    if main:
         for split, answers in found.answers.items():
             task.write(answers, plan.splits.tests[split], folder / "predictions", split)
     scores = [found.scores if main else {}]
@@ -131,6 +131,17 @@ def _test(
         runfolder.write_result(result, plan, found.splits)
         runfolder.remove_checkpoints(folder)
     return result
+
+
+def _save(model: Any, plan: Plan, folder: Path) -> None:
+    """Writes an ordinary model's folder; of a sharded model every process must call it."""
+    with sharded.whole(folder) if plan.config.fsdp else checkpoint.whole(folder) as fresh:
+        if plan.config.fsdp:
+            fsdp.write_model(model, fsdp.plain_state(model), fresh)
+        else:
+            model.save_pretrained(fresh)
+        if processes().is_main_process:
+            plan.tokenizer.save_pretrained(fresh)
 
 
 def _callback(trainer: PinsTrainer, kind: type[C]) -> C:
@@ -159,6 +170,7 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
         mix=config.mix,
         temperature=config.temperature,
         select=config.select,
+        fsdp=config.fsdp,
         validate=_validator(plan),
         callbacks=[Stopping(), RunLog(folder / "log.jsonl"), ProgressLine(console, _title(config))],
     )

@@ -17,7 +17,8 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from pinscher import checkpoint
@@ -25,8 +26,8 @@ from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig, Teacher
 from pinscher.prune.adapters import plain_name
 from pinscher.prune.gates import Gated
-from pinscher.train import callback, randomness
-from pinscher.train.batches import EpochSampler, counted, kind_of
+from pinscher.train import callback, fsdp, randomness
+from pinscher.train.batches import EpochSampler, EpochTeller, counted, kind_of
 
 SELECTIONS = ("final", "best")
 
@@ -44,6 +45,7 @@ class PinsTrainer(Trainer):
         validate: gives the validation scores of a model, instead of the Trainer's loop over `eval_dataset`.
         select: "final" ends with the last weights (paper), "best" with those that scored best on the validation set
             among those at the target sparsity; never with earlier, denser ones.
+        fsdp: spread the weights over the processes (FSDP2); a mesh of two dimensions, replicas by shards, is HSDP.
 
     All other arguments are the Trainer's. The validation score that chooses teacher and best model is
     `args.metric_for_best_model`, by default the loss.
@@ -64,15 +66,20 @@ class PinsTrainer(Trainer):
         temperature: float | None = None,
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
         select: str = "final",
+        fsdp: bool | DeviceMesh = False,
         **kwargs: Any,
     ) -> None:
         if validate is not None:  # the Trainer insists on a data set if it is to evaluate
             kwargs.setdefault("eval_dataset", kwargs.get("train_dataset"))
+        self.fsdp = fsdp
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise InputError(
-                "PinsTrainer works on one process or with DDP: not under DeepSpeed, and not yet under FSDP."
+                "PinsTrainer works on one process, with DDP, or with PinsTrainer(fsdp=True): not under DeepSpeed, and "
+                "not with the Trainer's own fsdp, which shards behind the pruner's back."
             )
+        if fsdp:  # Accelerate must neither wrap the model nor shard it: it looks after itself
+            self.is_distributed_loading_by_transformers = True
         if self.args.load_best_model_at_end:
             raise InputError(
                 'load_best_model_at_end would bring back an early, denser model. Use PinsTrainer(select="best"), which '
@@ -84,10 +91,11 @@ class PinsTrainer(Trainer):
         self.student: nn.Module = self.model
         self.pruning, self.select, self.validate = pruning, select, validate
         self.kind = kind or kind_of(plain(self.model))
+        self._fixed = teacher
         self._make_teacher: Callable[[], Teacher] = lambda: Teacher(
             self.student,
             objective,
-            fixed=None if teacher is None else teacher.to(self.args.device),
+            fixed=teacher if teacher is None or self.fsdp else teacher.to(self.args.device),
             kind=self.kind,
             mix=mix,
             temperature=temperature,
@@ -98,7 +106,8 @@ class PinsTrainer(Trainer):
         self.best: float | None = None  # the best validation score at the target sparsity
         self._terms: dict[str, list[float]] = {"loss_er": [], "loss_sr": []}
         self._sampler: EpochSampler | None = None
-        self.add_callback(_Epochs(self))
+        self._rng: list[dict[str, Any]] = []  # of a sharded checkpoint that is resumed
+        self.add_callback(EpochTeller(lambda: self._sampler))
 
     # ------------------------------------------------------------ data order
 
@@ -166,9 +175,12 @@ class PinsTrainer(Trainer):
                     f"the schedule is made for {self.pruning.total_steps} steps but this run has {steps}: leave "
                     "total_steps out of the PruningConfig, or set max_steps."
                 )
-            config = dataclasses.replace(self.pruning, total_steps=steps)
-            self.pruner = Pruner(self.student, config, calibration=self._calibration)
+            self.pruning = dataclasses.replace(self.pruning, total_steps=steps)
+            if not self.fsdp:
+                self.pruner = Pruner(self.student, self.pruning, calibration=self._calibration)
         if self.teacher is None:
+            if self.fsdp:
+                self._shard()
             self.teacher = self._make_teacher()
         mine = self.optimizer is None
         optimizer = super().create_optimizer(model)
@@ -183,6 +195,16 @@ class PinsTrainer(Trainer):
             self.pruner.detach()
             self.pruner.attach(optimizer)
         return optimizer
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        if not self.fsdp:  # where each part is moved by itself, when it is cut
+            super()._move_model_to_device(model, device)
+
+    def _shard(self) -> None:
+        mesh = self.fsdp if isinstance(self.fsdp, DeviceMesh) else fsdp.mesh_over(self.args.device)
+        self.pruner = fsdp.shard_and_prune(self.student, mesh, self.pruning)
+        if self._fixed is not None:
+            fsdp.shard(self._fixed, mesh)
 
     def _calibration(self) -> list[Any]:
         """Training rows for methods that look at a layer's inputs, as the loader would batch them."""
@@ -248,7 +270,9 @@ class PinsTrainer(Trainer):
             and (self.best is None or (score > self.best if self.args.greater_is_better else score < self.best))
         ):
             self.best = score
-            if self.args.should_save:
+            if self.fsdp:
+                fsdp.save_weights(self, self._best_folder)
+            elif self.args.should_save:
                 with checkpoint.whole(self._best_folder) as fresh:
                     self._save(str(fresh), original=False)  # _load_weights goes by name
 
@@ -280,10 +304,22 @@ class PinsTrainer(Trainer):
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The Trainer's; of a sharded model every process must call it, when pruning has ended."""
+        if self.fsdp:
+            fsdp.save_model(self, Path(output_dir or str(self.args.output_dir)))
+        else:
+            super().save_model(output_dir, _internal_call)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))
         folder = run / f"checkpoint-{self.state.global_step}"
         self.store_flos()  # this and the next ask all processes
+        if self.fsdp:
+            fsdp.save_checkpoint(self, folder)
+            if self.args.should_save:
+                self._rotate(run)
+            return
         rng = randomness.gathered(self.accelerator)
         if self.args.should_save:
             assert self.optimizer is not None
@@ -313,6 +349,9 @@ class PinsTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is None:
             return
+        if self.fsdp:
+            self._rng = fsdp.load_checkpoint(self, Path(checkpoint_folder))
+            return
         self._load_weights(Path(checkpoint_folder))
         state = checkpoint.load(checkpoint_folder)
         assert self.optimizer is not None
@@ -327,6 +366,9 @@ class PinsTrainer(Trainer):
 
     def _load_weights(self, folder: Path) -> None:
         """Loads an ordinary model's weights into the model as it stands; gated ones are the pruner's to restore."""
+        if self.fsdp:
+            fsdp.load_weights(self.student, folder)
+            return
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         saved: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -346,7 +388,8 @@ class PinsTrainer(Trainer):
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
-            randomness.restore(checkpoint.load(checkpoint_folder)["rng"], self.args.process_index)
+            rng = self._rng if self.fsdp else checkpoint.load(checkpoint_folder)["rng"]
+            randomness.restore(rng, self.args.process_index)
 
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
         """bf16 needs no scaler, and fp16 is not offered."""
@@ -355,14 +398,3 @@ class PinsTrainer(Trainer):
 def plain(model: Any) -> Any:
     """The transformers model inside a peft model; any other as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-class _Epochs(TrainerCallback):
-    """Tells the sampler which epoch it is: wrapped loaders do not always pass it on."""
-
-    def __init__(self, trainer: PinsTrainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer._sampler is not None:
-            self.trainer._sampler.set_epoch(int(state.epoch or 0))

@@ -1,0 +1,123 @@
+"""`pinscher prune --fsdp` under torchrun, accelerate launch and by itself: trained, killed, resumed, stored."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tiny_tasks
+from pinscher.errors import InputError
+from pinscher.train.config import RunConfig
+
+TORCHRUN = "torch.distributed.run --nproc-per-node 2 --master-port 0 --rdzv-backend c10d --rdzv-endpoint localhost:0"
+ACCELERATE = (
+    "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no --main_process_port 0"  # without a GPU these are two processes on the CPU
+)
+PATIENCE = 300  # seconds
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fsdp")
+    tiny_tasks.write_files("sst2", root / "data")
+    tiny_tasks.tiny_model("sst2", root / "model")
+    return root
+
+
+def launch(place, launcher, *words):
+    before = [sys.executable, *(["-m", *launcher.split()] if launcher else []), "-m", "pinscher", "prune", *words]
+    return subprocess.Popen(
+        before,
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    return out
+
+
+def flags(output):
+    sizes = ["--max-steps", "12", "--eval-every", "4", "--save-every", "4", "--batch-size", "4", "--no-export"]
+    return ["--fsdp", "--model", "model", "--task", "sst2", "--data", "data", *sizes, "--output", output]
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """An unbroken run that accelerate has started."""
+    out = finish(launch(place, ACCELERATE, *flags("whole")))
+    assert out.count("testing on") == 1
+    return place / "whole"
+
+
+@pytest.fixture(scope="module")
+def killed(place):
+    """A run under torchrun that was killed after its first checkpoint."""
+    process = launch(place, TORCHRUN, *flags("killed"))
+    ends = time.time() + PATIENCE
+    while not (place / "killed" / "checkpoints" / "checkpoint-4" / "sharded.json").exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.time() < ends
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (place / "killed" / "result.json").exists()
+    shutil.copytree(place / "killed", place / "moved")
+    return place / "killed"
+
+
+def test_a_run_ends_as_any_other(whole):
+    found = result(whole)
+    assert (found["status"], found["steps"]) == ("finished", 12)
+    assert abs(found["sparsity"] - 0.8) < 1e-3
+    assert not (whole / "checkpoints").exists()
+    assert (whole / "model" / "config.json").exists()
+
+
+def test_killed_and_resumed_it_is_bit_identical(place, killed, whole):
+    finish(launch(place, TORCHRUN, "--resume", str(killed)))
+    one, other = (folder / "model" / "model.safetensors" for folder in (killed, whole))
+    assert one.read_bytes() == other.read_bytes()
+    assert result(killed)["metrics"] == result(whole)["metrics"]
+
+
+@pytest.mark.usefixtures("killed")
+def test_two_processes_began_and_one_ends_it(place):
+    out = finish(launch(place, "", "--resume", "moved"))
+    assert "processes was 2, now 1" in out
+    found = result(place / "moved")
+    assert (found["status"], found["steps"]) == ("finished", 12)
+    assert abs(found["sparsity"] - 0.8) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "wanda"},
+        {"method": "pst"},
+        {"pattern": "columns"},
+        {"pattern": "heads"},
+        {"lora_rank": 4},
+        {"max_steps": 0, "method": "magnitude"},
+        {"compile": True},
+    ],
+)
+def test_what_does_not_go_with_shards(wrong):
+    with pytest.raises(InputError, match="--fsdp does not go with"):
+        RunConfig(fsdp=True, **wrong)
