@@ -171,7 +171,7 @@ class SoftMovement(Gated):
     density follows the schedule; lambda (`penalty`) rises with the sparsity asked for.
     """
 
-    penalty: float = 10.0
+    penalty: float = 400.0
 
     adds_penalty: ClassVar[bool] = True
 
