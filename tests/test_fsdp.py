@@ -17,17 +17,15 @@ from pinscher import checkpoint
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """All runs on two ranks, some of them saved half-way."""
-    folder = tmp_path_factory.mktemp("fsdp")
-    ranks.launch((2,), folder, ranks.first)
-    return folder
+    return ranks.once(tmp_path_factory, "fsdp", lambda folder: ranks.launch((2,), folder, ranks.first))
 
 
 @pytest.fixture(scope="module", params=ranks.WORLDS)
-def world(two, request):
+def world(two, request, tmp_path_factory):
     """All runs on so many ranks, and what two ranks saved, resumed there."""
     job = ranks.resume if request.param == "2" else ranks.others
-    ranks.launch(ranks.WORLDS[request.param], two / request.param, job)
-    return two / request.param
+    shape = ranks.WORLDS[request.param]
+    return ranks.once(tmp_path_factory, f"{two.name}/{request.param}", lambda folder: ranks.launch(shape, folder, job))
 
 
 @pytest.fixture(scope="module")

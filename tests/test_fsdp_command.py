@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import tiny_sharded as ranks
 import tiny_tasks
 from pinscher.errors import InputError
 from pinscher.train.config import RunConfig
@@ -24,10 +25,11 @@ PATIENCE = 300  # seconds
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    root = tmp_path_factory.mktemp("fsdp")
-    tiny_tasks.write_files("sst2", root / "data")
-    tiny_tasks.tiny_model("sst2", root / "model")
-    return root
+    def make(root):
+        tiny_tasks.write_files("sst2", root / "data")
+        tiny_tasks.tiny_model("sst2", root / "model")
+
+    return ranks.once(tmp_path_factory, "fsdp-command", make)
 
 
 def launch(place, launcher, *words):
@@ -59,27 +61,33 @@ def result(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(place):
+def whole(place, tmp_path_factory):
     """An unbroken run that accelerate has started."""
-    out = finish(launch(place, ACCELERATE, *flags("whole")))
-    assert out.count("testing on") == 1
-    return place / "whole"
+
+    def make(folder):
+        out = finish(launch(place, ACCELERATE, *flags(str(folder / "run"))))
+        assert out.count("testing on") == 1
+
+    return ranks.once(tmp_path_factory, "fsdp-command/whole", make) / "run"
 
 
 @pytest.fixture(scope="module")
-def killed(place):
-    """A run under torchrun that was killed after its first checkpoint."""
-    process = launch(place, TORCHRUN, *flags("killed"))
-    ends = time.time() + PATIENCE
-    while not (place / "killed" / "checkpoints" / "checkpoint-4" / "sharded.json").exists():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.time() < ends
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (place / "killed" / "result.json").exists()
-    shutil.copytree(place / "killed", place / "moved")
-    return place / "killed"
+def killed(place, tmp_path_factory):
+    """A run under torchrun that was killed after its first checkpoint, and the same run elsewhere."""
+
+    def make(folder):
+        process = launch(place, TORCHRUN, *flags(str(folder / "run")))
+        ends = time.time() + PATIENCE
+        while not (folder / "run" / "checkpoints" / "checkpoint-4" / "sharded.json").exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.time() < ends
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (folder / "run" / "result.json").exists()
+        shutil.copytree(folder / "run", folder / "moved")
+
+    return ranks.once(tmp_path_factory, "fsdp-command/killed", make)
 
 
 def test_a_run_ends_as_any_other(whole):
@@ -91,17 +99,17 @@ def test_a_run_ends_as_any_other(whole):
 
 
 def test_killed_and_resumed_it_is_bit_identical(place, killed, whole):
-    finish(launch(place, TORCHRUN, "--resume", str(killed)))
-    one, other = (folder / "model" / "model.safetensors" for folder in (killed, whole))
+    run = killed / "run"
+    finish(launch(place, TORCHRUN, "--resume", str(run)))
+    one, other = (folder / "model" / "model.safetensors" for folder in (run, whole))
     assert one.read_bytes() == other.read_bytes()
-    assert result(killed)["metrics"] == result(whole)["metrics"]
+    assert result(run)["metrics"] == result(whole)["metrics"]
 
 
-@pytest.mark.usefixtures("killed")
-def test_two_processes_began_and_one_ends_it(place):
-    out = finish(launch(place, "", "--resume", "moved"))
+def test_two_processes_began_and_one_ends_it(place, killed):
+    out = finish(launch(place, "", "--resume", str(killed / "moved")))
     assert "processes was 2, now 1" in out
-    found = result(place / "moved")
+    found = result(killed / "moved")
     assert (found["status"], found["steps"]) == ("finished", 12)
     assert abs(found["sparsity"] - 0.8) < 1e-3
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PrinterCallback, Trainer
 
 import tiny_models
+import tiny_sharded as ranks
 from pinscher import PinsTrainer, PruningCallback, PruningConfig, checkpoint, sharded
 from pinscher.train import fsdp
 
@@ -104,12 +105,10 @@ def rank_main(rank, port, folder):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fsdp")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(rank_main, (port, folder), nprocs=2)
-    return folder
+    return ranks.once(tmp_path_factory, "fsdp-trainer", lambda folder: mp.spawn(rank_main, (port, folder), nprocs=2))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -317,3 +319,15 @@ def launch(shape: tuple[int, ...], folder: Path, job: Callable[[Any, Path], None
         port = probe.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     mp.spawn(main, (shape, port, str(folder), job), nprocs=torch.Size(shape).numel())
+
+
+def once(tmp_path_factory: Any, name: str, make: Callable[[Path], Any]) -> Path:
+    """A folder that make(folder) fills, once for all of pytest's workers: starting processes takes long."""
+    root = tmp_path_factory.getbasetemp()
+    folder: Path = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            make(folder)
+            (folder / "made").touch()
+    return folder
