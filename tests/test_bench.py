@@ -101,3 +101,9 @@ def test_odd_sizes_are_one_line(text, capsys):
     assert code == 2
     assert "whole numbers" in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_engines_are_compared_round_by_round():
+    """The second round was slow for both, which the ratio of their medians would not know."""
+    fast, slow = {"turns_ms": [1.0, 10.0, 1.0]}, {"turns_ms": [3.0, 30.0, 4.0]}
+    assert bench.times_as_fast(fast, slow) == 3.0

@@ -6,6 +6,7 @@ Every engine is a process of its own; they take turns, one call each, so that a 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import shutil
 import statistics
@@ -136,31 +137,38 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
     return found | ({"token_type_ids": np.zeros_like(ids)} if model.config.model_type in onnx.TYPED else {})
 
 
-def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, float]]:
+def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, Any]]:
     """Latency and throughput of each engine on one batch, taking turns for about so many seconds.
 
     A turn is a slice of time, the same for fast and slow engines: calls that warm up, then calls that count. Before it
     there is a pause, in which the threads of the engine before it fall asleep: some wait awake for a while and would
     take a core from the next.
     """
-    took: dict[str, list[float]] = {name: [] for name in ready}
+    took: dict[str, list[list[float]]] = {name: [] for name in ready}  # the calls of each turn
     rounds, total, started = 0, MOST, time.perf_counter()
     while rounds < total:
         for name, worker in ready.items():
             time.sleep(PAUSE)
             _calls(worker, inputs, WARM, 1)
-            took[name] += _calls(worker, inputs, TURN, CALLS)
+            took[name].append(_calls(worker, inputs, TURN, CALLS))
         rounds += 1
         if rounds == 1:
             total = max(LEAST, min(MOST, int(seconds / (time.perf_counter() - started))))
     rows = len(inputs["input_ids"])
-    found = {}
-    for name, times in took.items():
-        kept = sorted(times)
+    found: dict[str, dict[str, Any]] = {}
+    for name, turns in took.items():
+        kept = sorted(itertools.chain.from_iterable(turns))
         middle = statistics.median(kept)
         late = kept[min(len(kept) - 1, int(0.95 * len(kept)))]
         found[name] = {"p50_ms": 1e3 * middle, "p95_ms": 1e3 * late, "rows_per_second": rows / middle}
+        found[name]["turns_ms"] = [1e3 * statistics.median(turn) for turn in turns]
     return found
+
+
+def times_as_fast(fast: dict[str, Any], slow: dict[str, Any]) -> float:
+    """The median over all rounds of slow / fast, so that what slows a round down falls on both sides."""
+    turns: Iterator[tuple[float, float]] = zip(fast["turns_ms"], slow["turns_ms"], strict=True)
+    return statistics.median(b / a for a, b in turns)
 
 
 def _calls(worker: Worker, inputs: Arrays, seconds: float, least: int) -> list[float]:
