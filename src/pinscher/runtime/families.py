@@ -5,13 +5,14 @@ Every family here computes the same layer: attention, residual, norm, MLP, resid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pinscher.store.anatomy import has_all_heads
+from pinscher.store import anatomy
+from pinscher.store.anatomy import Anatomy, has_all_heads
 
 # What transformers calls an activation, and what the kernels call it.
 ACTIVATIONS = {
@@ -26,20 +27,13 @@ ACTIVATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Family:
-    """The names of a layer's modules, below the layer."""
+@dataclass(frozen=True, kw_only=True)
+class Family(Anatomy):
+    """The names of a layer's modules, below the layer, and of what comes out of the model."""
 
-    layers: str  # the list of layers, below the base model
-    qkv: tuple[str, str, str]
-    out: str
     after_attention: str
-    up: str
-    down: str
     after_mlp: str
     result: str  # the class of the base model's outputs
-    activation: str = "hidden_act"  # fields of the config
-    heads: str = "num_attention_heads"
 
     @property
     def products(self) -> tuple[tuple[str, ...], ...]:
@@ -51,37 +45,29 @@ class Family:
         return self.after_attention, self.after_mlp
 
 
-BERT = Family(
-    layers="encoder.layer",
-    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-    out="attention.output.dense",
+def _family(known: Anatomy, **more: Any) -> Family:
+    return Family(**{part.name: getattr(known, part.name) for part in fields(known)}, **more)
+
+
+BERT = _family(
+    anatomy.BERT,
     after_attention="attention.output.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
     after_mlp="output.LayerNorm",
     result="BaseModelOutputWithPoolingAndCrossAttentions",
 )
 ELECTRA = replace(BERT, result="BaseModelOutputWithPastAndCrossAttentions")
-DISTILBERT = Family(
-    layers="transformer.layer",
-    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-    out="attention.out_lin",
+DISTILBERT = _family(
+    anatomy.DISTILBERT,
     after_attention="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
     after_mlp="output_layer_norm",
     result="BaseModelOutput",
-    activation="activation",
-    heads="n_heads",
 )
-MPNET = Family(
-    layers="encoder.layer",
+MPNET = replace(
+    BERT,
+    attention="attention.attn",
     qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     out="attention.attn.o",
     after_attention="attention.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    after_mlp="output.LayerNorm",
     result="BaseModelOutputWithPooling",
 )
 FAMILIES = {
