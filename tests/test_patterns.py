@@ -17,7 +17,7 @@ from torch import nn
 import tiny
 import tiny_tasks
 from pinscher import Pruner, PruningConfig
-from pinscher.prune import CRITERIA, find_sites
+from pinscher.prune import CRITERIA, find_sites, prune_once
 from pinscher.prune.masking import Ranks, kept_reference
 from pinscher.prune.patterns import SCOPES, parse
 from pinscher.train import runfolder
@@ -187,6 +187,17 @@ def test_reaches_exactly_its_target(method, pattern, scope):
         members = [site for site in pruner.sites if groups[scope](site) == key]
         share = sum(int(oriented(site).sum()) for site in members) - density * sum(site.numel for site in members)
         assert abs(share) <= largest
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt", "magnitude", "random"])
+@pytest.mark.parametrize("pattern", ["2:4", "rows", "heads"])
+def test_prune_once_takes_patterns(method, pattern):
+    torch.manual_seed(0)
+    net = Net()
+    prune_once(net, method, 0.5, tiny.batches(), pattern=pattern)
+    pruner = Pruner(net, tiny.config("magnitude", sparsity=0.5, pattern=pattern))
+    assert pruner.kept == pruner.target
+    assert_units_whole(pattern, net, pruner)
 
 
 # ---------------------------------------------------------------- against brute force

@@ -94,14 +94,19 @@ class _Walk:
             calls = sum(self.calls[site.name] for site in group)
             statistics = _gathered(self.model, group, self.criterion, self.data, calls)
             for site in group:
-                if not bool(statistics[site.name].isfinite().all()):
-                    raise ValueError(
-                        f"the inputs of {site.name} are not finite on the calibration data. Did training diverge?"
-                    )
                 stored = site.owner.detach()
                 dtype = torch.float64 if stored.dtype == torch.float64 else torch.float32
                 weight = _matrix(site, stored).to(dtype, copy=True, memory_format=torch.contiguous_format)
+                _refuse_unusable(f"the weights of {site.name} are not finite", weight)
+                _refuse_unusable(
+                    f"the inputs of {site.name} are not finite on the calibration data", statistics[site.name]
+                )
                 yield site, weight, statistics.pop(site.name)
+
+
+def _refuse_unusable(what: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"{what}. Did training diverge?")
 
 
 def _ranked(walk: _Walk, ranking: Ranking, layout: Layout, density: float) -> dict[str, Tensor]:
@@ -110,8 +115,7 @@ def _ranked(walk: _Walk, ranking: Ranking, layout: Layout, density: float) -> di
     try:
         for site, weight, statistics in walk:
             scores = criterion.costs(weight, statistics)
-            if not bool(scores.isfinite().all()):
-                raise ValueError(f"the scores of {site.name} are not finite. Did training diverge?")
+            _refuse_unusable(f"the scores of {site.name} are not finite", scores)
             criterion.measured[site.name] = _matrix(site, scores).reshape(-1)
         masks = dict(ranking.laid_out(layout, density))
     finally:
