@@ -46,7 +46,7 @@ def prune_blocks_(
     Positions where `attention_mask` is 0 are no data.
 
     Raises:
-        ValueError: if there is no calibration data, a matrix takes no part in it, inputs are not finite, or more has
+        ValueError: if there is no calibration data, a matrix takes no part in it, values are not finite, or more has
             to stay than may. Whatever the error, nothing is changed then.
     """
     sites, layout = ranking.sites, ranking.layout
@@ -136,6 +136,7 @@ def _pruned(walk: _Walk, keeps: Mapping[str, Keep], barred: Mapping[str, Tensor]
             )
         weight.masked_fill_(pruned, 0.0)
         _matrix(site, site.owner.detach()).copy_(weight)
+        _refuse_unusable(f"what is left of {site.name} is not finite", site.owner.detach())  # half precision is narrow
         masks[site.name] = _matrix(site, pruned).reshape(-1)  # its own inverse
     return masks
 
