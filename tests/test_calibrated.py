@@ -10,27 +10,11 @@ import tiny
 from pinscher import Pruner, sparsity
 from pinscher.prune import CRITERIA, find_sites, fisher, hessian, prune_once
 from pinscher.prune.calibrated import Calibrated
+from tiny_matrices import error, inputs, matrix
 from tiny_models import HEADS, collator, rows
 
 ONCE = ["wanda", "sparsegpt", "obert", "magnitude", "random"]
 ARCHITECTURES = ["gpt2-lm", "llama-lm", "bert", "t5", "distilbert-spans"]
-
-
-def matrix(out: int, features: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(out, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def inputs(features: int, tokens: int = 200) -> torch.Tensor:
-    """Correlated features of very uneven size, as in a transformer."""
-    mixed = matrix(tokens, features, 1) @ (
-        torch.eye(features, dtype=torch.float64) + 0.5 * matrix(features, features, 2)
-    )
-    order = torch.randperm(features, generator=torch.Generator().manual_seed(3))
-    return mixed * torch.logspace(-0.5, 0.5, features, dtype=torch.float64)[order]
-
-
-def error(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:
-    return float((x @ (before - after).T).square().sum())
 
 
 # ---------------------------------------------------------------- Wanda

@@ -8,6 +8,7 @@ import transformers
 
 import tiny_tasks
 from pinscher import sparsity
+from pinscher.prune import find_sites
 from tiny_command import SHORT, outcome
 
 
@@ -62,6 +63,25 @@ def test_a_language_model_is_pruned_and_scored_without_training(files, tmp_path,
     assert sparsity(kind.from_pretrained(tmp_path / "run" / "model")) == 0.5
     again = ["prune", "--resume", tmp_path / "run"]
     assert "nothing to resume" in outcome(again, capsys)[2]
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "flags"),
+    [
+        ("sst2", "wanda", ["--pattern", "2:4"]),
+        ("e2e", "sparsegpt", ["--pattern", "2:4", "--scope", "layer"]),
+        ("sst2", "magnitude", ["--pattern", "2:4"]),
+    ],
+)
+def test_patterns_without_training(files, tmp_path, task, method, flags, capsys):
+    how = ["--max-steps", "0", "--sparsity", "0.5", "--test-rows", "4", "--no-export", "--output", tmp_path / "run"]
+    code, _, error = outcome(["prune", *files[task], "--method", method, *flags, *how], capsys)
+    assert code == 0, error
+    assert finished(tmp_path / "run")["sparsity"] == 0.5
+    kind = transformers.AutoModelForSequenceClassification if task == "sst2" else transformers.AutoModelForCausalLM
+    for site in find_sites(kind.from_pretrained(tmp_path / "run" / "model")):
+        kept = (site.owner.T if site.transposed else site.owner) != 0
+        assert bool((kept.reshape(-1, 4).sum(1) == 2).all()), site.name
 
 
 def test_the_plan_of_a_run_without_training(files, tmp_path, capsys):

@@ -17,7 +17,7 @@ from torch import nn
 import tiny
 import tiny_tasks
 from pinscher import Pruner, PruningConfig
-from pinscher.prune import CRITERIA, find_sites
+from pinscher.prune import CRITERIA, find_sites, prune_once
 from pinscher.prune.masking import Ranks, kept_reference
 from pinscher.prune.patterns import SCOPES, parse
 from pinscher.train import runfolder
@@ -101,7 +101,7 @@ def pruned_net(method: str = "magnitude", pattern: str = "unstructured", steps: 
     more = {"interval": 1, "warmup": 1, "cooldown": 1, "sparsity": sparsity_of(pattern)} | more
     if method == "snip":
         more["options"] = {"batches": 2}
-    pruner = Pruner(net, tiny.config(method, steps=steps, pattern=pattern, **more))
+    pruner = Pruner(net, tiny.config(method, steps=steps, pattern=pattern, **more), calibration=tiny.batches())
     tiny.train(net, pruner, steps)
     return net, pruner
 
@@ -168,7 +168,7 @@ def assert_units_whole(pattern: str, net: nn.Module, pruner: Pruner) -> None:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("method", [name for name in CRITERIA if not CRITERIA[name].chooses])
+@pytest.mark.parametrize("method", list(CRITERIA))
 def test_reaches_exactly_its_target(method, pattern, scope):
     net, pruner = pruned_net(method, pattern, scope=scope)
     pruner.finish()
@@ -189,11 +189,15 @@ def test_reaches_exactly_its_target(method, pattern, scope):
         assert abs(share) <= largest
 
 
-@pytest.mark.parametrize("method", [name for name in CRITERIA if CRITERIA[name].chooses])
-@pytest.mark.parametrize("wish", [{"pattern": "rows"}, {"scope": "layer"}])
-def test_methods_that_choose_by_themselves_have_none(method, wish):
-    with pytest.raises(ValueError, match="leave out pattern and scope"):
-        Pruner(Net(), tiny.config(method, steps=4, **wish))
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt", "magnitude", "random"])
+@pytest.mark.parametrize("pattern", ["2:4", "rows", "heads"])
+def test_prune_once_takes_patterns(method, pattern):
+    torch.manual_seed(0)
+    net = Net()
+    prune_once(net, method, 0.5, tiny.batches(), pattern=pattern)
+    pruner = Pruner(net, tiny.config("magnitude", sparsity=0.5, pattern=pattern))
+    assert pruner.kept == pruner.target
+    assert_units_whole(pattern, net, pruner)
 
 
 # ---------------------------------------------------------------- against brute force

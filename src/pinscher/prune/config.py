@@ -119,14 +119,13 @@ class PruningConfig:
         )
 
     def make_layout(self, sites: Sequence[Site], model: nn.Module) -> Layout | None:
-        """The units that are ranked, and against which others; None for all single weights together."""
+        """The units that are ranked, and against which others.
+
+        None for all single weights together; for a method that chooses its masks by itself, if it is left to it.
+        """
         criterion = self.make_criterion()
-        if criterion.chooses:
-            if self.pattern != UNSTRUCTURED or self.scope is not None:
-                raise ValueError(f"method {self.method!r} chooses its masks row by row: leave out pattern and scope")
-            return None
         scope = self.scope or criterion.scope
-        if self.pattern == UNSTRUCTURED and scope == "global":
+        if self.pattern == UNSTRUCTURED and (self.scope is None if criterion.chooses else scope == "global"):
             return None
         return Layout(parse(self.pattern), scope, sites, model)
 

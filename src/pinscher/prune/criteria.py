@@ -36,7 +36,7 @@ class Criterion:
     needs_grad: ClassVar[bool] = True
     schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is but one
     hold: ClassVar[str | None] = None  # likewise
-    chooses: ClassVar[bool] = False  # whether it makes the masks by itself, without a ranking of scores
+    chooses: ClassVar[bool] = False  # whether it makes the masks by itself, unless asked for units or a scope
     measures_first: ClassVar[bool] = False  # whether the steps before the masking only measure and train nothing
 
     @property

@@ -13,6 +13,7 @@ from pinscher.prune.config import PruningConfig
 from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.fisher import Obert
 from pinscher.prune.gates import Gated
+from pinscher.prune.patterns import UNSTRUCTURED
 from pinscher.prune.pruner import Pruner
 from pinscher.prune.sharding import is_sharded
 from pinscher.prune.sites import Patterns, evaluating
@@ -31,6 +32,8 @@ def prune_once(
     batches: Batches | None = None,
     *,
     loss: Callable[[Any], Tensor] | None = None,
+    pattern: str = UNSTRUCTURED,
+    scope: str | None = None,
     target_modules: Patterns = None,
     exclude_modules: Patterns = None,
     **options: Any,
@@ -40,10 +43,12 @@ def prune_once(
     Args:
         model: any model that a `Pruner` takes.
         method: wanda, sparsegpt, obert, magnitude or random.
-        sparsity: fraction of the prunable weights that is zero afterwards, exactly.
+        sparsity: fraction of the prunable weights that is zero afterwards, exactly (or as near as whole units come).
         batches: calibration data, model inputs: mappings (called by names), tuples (in order) or tensors. Not needed by
             magnitude and random; obert needs labels in them.
         loss: gives the loss of the model's outputs (obert); by default their `loss`.
+        pattern: what is pruned as a whole: unstructured, N:M, RxC, rows, columns, heads.
+        scope: what is ranked together: global, matrix, layer or kind; by default the method's.
         target_modules: modules to prune instead, as in `find_sites`.
         exclude_modules: modules to leave alone.
         options: the method's own.
@@ -64,6 +69,8 @@ def prune_once(
         warmup=0,
         cooldown=0,
         interval=1,
+        pattern=pattern,
+        scope=scope,
         target_modules=target_modules,  # type: ignore[arg-type]
         exclude_modules=exclude_modules,  # type: ignore[arg-type]
         options=options,

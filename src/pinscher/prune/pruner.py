@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pinscher.prune import adapters, controller, hosts, resuming, sharding
-from pinscher.prune.calibrated import Batches, Calibrated, prune_blocks_, require
+from pinscher.prune.calibrated import Batches, Calibrated, require
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
 from pinscher.prune.gates import Gated, gate_of, is_gated, plain_state_dict
 from pinscher.prune.masking import Ranks
@@ -26,6 +26,7 @@ from pinscher.prune.ranking import Ranking
 from pinscher.prune.resuming import VERSION
 from pinscher.prune.sites import find_sites
 from pinscher.prune.summary import Count, table
+from pinscher.prune.walk import prune_blocks_
 
 NEARLY_DENSE = 0.99  # a checkpoint with fewer zeros than this was never pruned: a few weights are zero by chance
 
@@ -228,9 +229,8 @@ class Pruner:
     def _rank(self, density: float, early: bool = False) -> None:
         """Chooses the weights to keep; a method may change them to make up for those that go."""
         if isinstance(self.criterion, Calibrated):
-            barred = None if self.config.regrow else self.ranking.pruned
-            pruned = prune_blocks_(self.model, self.sites, self.criterion, density, self.calibration, barred)
-            self.ranking.adopt(pruned)
+            data, scope = self.calibration, self.config.scope
+            self.ranking.adopt(prune_blocks_(self.model, self.ranking, self.criterion, density, data, scope))
             return
         for site in self.sites:
             self.criterion.ready(site)

@@ -69,7 +69,7 @@ class Ranking:
             if self.layout is None:
                 self.pruned = {site.name: self._fresh_mask(i) for i, site in enumerate(self.sites)}
             else:
-                self.pruned = dict(self._laid_out(self.layout, density))
+                self.pruned = dict(self.laid_out(self.layout, density))
             local = sum(site.weight.numel() for site in self.sites)
             self.check(keep, local - sum(int(torch.count_nonzero(p)) for p in self.pruned.values()))
             back = sum(int(torch.count_nonzero(was & ~self.pruned[name])) for name, was in before.items())
@@ -150,7 +150,7 @@ class Ranking:
             torch.eq(kept, 0, out=pruned[at])
         return pruned
 
-    def _laid_out(self, layout: Layout, density: float) -> Iterator[tuple[str, Tensor]]:
+    def laid_out(self, layout: Layout, density: float) -> Iterator[tuple[str, Tensor]]:
         """The masks of all sites by name, flat, True where pruned: each list of units is ranked by itself."""
         pattern = layout.pattern
         for members, keep in zip(layout.lists, layout.keeps(density), strict=True):

@@ -26,6 +26,8 @@ def prune(plan: Plan, model: Any) -> None:
             config.method,
             config.sparsity,
             calibration_batches(plan.train, collate, number, config.batch_size, config.seed, device),
+            pattern=pruning.pattern,
+            scope=pruning.scope,
             target_modules=pruning.target_modules,
             exclude_modules=pruning.exclude_modules,
             **config.option,

@@ -1,0 +1,230 @@
+"""Walks through a model's blocks with calibration data, for the methods that prune by the inputs of each matrix.
+
+Blocks are walked in the order of the model: the calibration batches run through the model, hooks gather the inputs of
+one block's matrices, these are pruned, and the next block sees what the pruned ones make of the data, as in the
+originals. Only one block's statistics exist at a time: a number for each input feature (Wanda), or a square of them
+(SparseGPT). A batch's forward pass ends where the block does, so b blocks cost about (b + 1) / 2 passes over the data.
+
+Units that compete across matrices cannot be chosen on the way. With a pattern or a scope there are two walks: one over
+the model as it is, which leaves the scores of every weight, and after the ranking one that prunes as it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pinscher.prune.calibrated import Batches, Calibrated, listed, run
+from pinscher.prune.hessian import Keep, shares
+from pinscher.prune.patterns import Layout, NofM
+from pinscher.prune.ranking import Ranking
+from pinscher.prune.sites import Site, evaluating
+
+
+class _EnoughError(Exception):
+    """Ends a forward pass: the block's inputs are known."""
+
+
+@torch.no_grad()
+def prune_blocks_(
+    model: nn.Module,
+    ranking: Ranking,
+    criterion: Calibrated,
+    density: float,
+    batches: Batches | None,
+    scope: str | None = None,
+) -> dict[str, Tensor]:
+    """Prunes every site of a ranking block by block, and returns the flat masks (True is pruned).
+
+    Without a layout every matrix keeps its share of exactly floor(density · d + 0.5) weights: the running total over
+    the matrices is rounded. With one it says what is kept; N:M without a scope is chosen on the way, as in the papers.
+    Positions where `attention_mask` is 0 are no data.
+
+    Raises:
+        ValueError: if there is no calibration data, a matrix takes no part in it, values are not finite, or more has
+            to stay than may. Whatever the error, nothing is changed then.
+    """
+    sites, layout = ranking.sites, ranking.layout
+    data = listed(criterion, batches)
+    barred = None if ranking.regrow else ranking.pruned
+    keeps: Mapping[str, Keep]
+    with evaluating(model):
+        walk = _Walk(model, sites, criterion, data, _calls(model, sites, data[0]))
+        if layout is None:
+            dealt = shares(ranking.count(density), [site.numel for site in sites])
+            keeps = dict(zip([site.name for site in sites], dealt, strict=True))
+        elif isinstance(layout.pattern, NofM) and scope is None:
+            keeps = dict.fromkeys([site.name for site in sites], (layout.pattern.n, layout.pattern.m))
+        else:
+            keeps = _ranked(walk, ranking, layout, density)
+            if layout.pattern.whole:  # single zeros of a unit that stays do not matter
+                barred = None
+        with _undoing(sites):
+            masks = _pruned(walk, keeps, barred)
+            ranking.check(ranking.count(density), sum(int((~mask).sum()) for mask in masks.values()))
+    return masks
+
+
+@dataclass
+class _Walk:
+    """Through the blocks of a model: what each site's inputs are, as the model is when its block is reached.
+
+    Args:
+        model: the model, in evaluation mode.
+        sites: matrices, in the order of the model.
+        criterion: what gathers statistics.
+        data: batches.
+        calls: how often each site's matrix is used in a forward pass.
+    """
+
+    model: nn.Module
+    sites: Sequence[Site]
+    criterion: Calibrated
+    data: Sequence[Any]
+    calls: Mapping[str, int]
+
+    def __iter__(self) -> Iterator[tuple[Site, Tensor, Tensor]]:
+        """Every site, a copy [out, in] of its weight and its statistics; the next block begins when one is done."""
+        for group in _blocks(self.sites):
+            calls = sum(self.calls[site.name] for site in group)
+            statistics = _gathered(self.model, group, self.criterion, self.data, calls)
+            for site in group:
+                stored = site.owner.detach()
+                dtype = torch.float64 if stored.dtype == torch.float64 else torch.float32
+                weight = _matrix(site, stored).to(dtype, copy=True, memory_format=torch.contiguous_format)
+                _refuse_unusable(f"the weights of {site.name} are not finite", weight)
+                _refuse_unusable(
+                    f"the inputs of {site.name} are not finite on the calibration data", statistics[site.name]
+                )
+                yield site, weight, statistics.pop(site.name)
+
+
+def _refuse_unusable(what: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"{what}. Did training diverge?")
+
+
+def _ranked(walk: _Walk, ranking: Ranking, layout: Layout, density: float) -> dict[str, Tensor]:
+    """The masks [out, in], True where kept, that a ranking of the scores of all matrices gives. Changes no weight."""
+    criterion = walk.criterion
+    try:
+        for site, weight, statistics in walk:
+            scores = criterion.costs(weight, statistics)
+            _refuse_unusable(f"the scores of {site.name} are not finite", scores)
+            criterion.measured[site.name] = _matrix(site, scores).reshape(-1)
+        masks = dict(ranking.laid_out(layout, density))
+    finally:
+        criterion.measured.clear()
+    return {site.name: ~_matrix(site, masks[site.name]) for site in walk.sites}
+
+
+def _pruned(walk: _Walk, keeps: Mapping[str, Keep], barred: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Prunes every site on the way, and returns the flat masks (True is pruned)."""
+    masks = {}
+    for site, weight, statistics in walk:
+        ban = None if barred is None else _matrix(site, barred[site.name])
+        pruned = walk.criterion.prune_(weight, statistics, keeps[site.name], ban)
+        if ban is not None and bool((ban & ~pruned).any()):
+            raise ValueError(
+                f"a part of {site.name} has fewer weights left than it is to keep, and regrow=False lets none come "
+                "back."
+            )
+        weight.masked_fill_(pruned, 0.0)
+        _matrix(site, site.owner.detach()).copy_(weight)
+        _refuse_unusable(f"what is left of {site.name} is not finite", site.owner.detach())  # half precision is narrow
+        masks[site.name] = _matrix(site, pruned).reshape(-1)  # its own inverse
+    return masks
+
+
+@contextlib.contextmanager
+def _undoing(sites: Sequence[Site]) -> Iterator[None]:
+    """Gives the weights their values back if anything goes wrong: what fails in one block has pruned those before."""
+    before = [(site.owner.detach(), site.owner.detach().clone()) for site in sites]
+    try:
+        yield
+    except BaseException:
+        for weight, values in before:
+            weight.copy_(values)
+        raise
+
+
+def _matrix(site: Site, tensor: Tensor) -> Tensor:
+    """[out, in], whichever way round the site stores it; and back."""
+    if tensor.dim() == 1:
+        tensor = tensor.view(site.shape)
+    return tensor.t() if site.transposed else tensor
+
+
+def _blocks(sites: Sequence[Site]) -> Iterator[list[Site]]:
+    """Sites of one block together, in the order of the model; one outside of any block by itself."""
+    groups: dict[str, list[Site]] = {}
+    for site in sites:
+        groups.setdefault(site.block or site.name, []).append(site)
+    yield from groups.values()
+
+
+def _calls(model: nn.Module, sites: Sequence[Site], batch: Any) -> dict[str, int]:
+    """How often each site's matrix is used in a forward pass: a shared one more than once."""
+    counts = dict.fromkeys((site.name for site in sites), 0)
+
+    def count(site: Site, inputs: Tensor) -> None:
+        counts[site.name] += 1
+
+    with _watching(sites, count):
+        run(model, batch)
+    unused = [name for name, number in counts.items() if number == 0]
+    if unused:
+        raise ValueError(
+            f"{len(unused)} of {len(sites)} matrices see no inputs on the calibration data, for one {unused[0]}. Leave "
+            "them out with exclude_modules."
+        )
+    return counts
+
+
+def _gathered(
+    model: nn.Module, group: Sequence[Site], criterion: Calibrated, data: Sequence[Any], calls: int
+) -> dict[str, Tensor]:
+    """The statistics of one block's inputs over all batches."""
+    found = {s.name: criterion.empty(_matrix(s, s.owner).shape[1], s.owner) for s in group}
+    for batch in data:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        left = calls
+
+        def add(site: Site, inputs: Tensor, mask: Any = mask) -> None:
+            nonlocal left
+            if isinstance(mask, Tensor) and inputs.dim() > 2 and inputs.shape[:2] == mask.shape:
+                inputs = inputs[mask.bool()]
+            criterion.add_(found[site.name], inputs.reshape(-1, inputs.shape[-1]))
+            left -= 1
+            if left == 0:
+                raise _EnoughError
+
+        with _watching(group, add), contextlib.suppress(_EnoughError):
+            run(model, batch)
+    return found
+
+
+class _watching:  # noqa: N801  (reads as a statement: with _watching(...))
+    """While it is open, every use of a site's module shows its input to `look`."""
+
+    def __init__(self, sites: Sequence[Site], look: Callable[[Site, Tensor], None]) -> None:
+        self.sites, self.look = sites, look
+        self.hooks: list[Any] = []
+
+    def __enter__(self) -> None:
+        for site in self.sites:
+            for module in [site.module, *site.shared_with] if site.parameter == "weight" else ():
+
+                def show(module: nn.Module, args: Any, kwargs: Any, site: Site = site) -> None:
+                    self.look(site, args[0] if args else next(iter(kwargs.values())))
+
+                self.hooks.append(module.register_forward_pre_hook(show, with_kwargs=True))
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
