@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import tiny_tasks
 from pinscher import cli
 from pinscher.store.file import Stored
+from pinscher.train import plan as planning
 from pinscher.train import recipes
 from pinscher.train.config import RunConfig
 from pinscher.train.tasks import TASKS
@@ -106,6 +107,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(command, sst2, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_so_many_rows(sst2):
+    asked = {"model": sst2[1], "task": "sst2", "data": sst2[5], "max_steps": 12}
+    made = planning.make(RunConfig(**asked, validation_rows=2, test_rows=3))
+    assert len(made.splits.validation) == 2
+    assert [len(rows) for rows in made.splits.tests.values()] == [3]
+    assert len(planning.make(RunConfig(**asked)).splits.validation) > 2
+
+
 def test_recipes_cover_every_cell_of_the_paper(command):
     code, out, _ = command("prune", "--recipe", "list")
     assert code == 0
@@ -157,6 +166,7 @@ def test_an_unknown_task_is_guessed(command, sst2):
         (["--batch-size", "0"], "--batch-size must be positive"),
         (["--epochs", "-1"], "--epochs must be positive"),
         (["--rows", "0"], "--rows must be at least 1"),
+        (["--validation-rows", "0"], "--validation-rows must be at least 1"),
         (["--warmup", "100"], "the schedule does not fit"),
         (["--cooldown", "13"], "the schedule does not fit"),
         (["--option", "beta"], "NAME=VALUE"),

@@ -57,6 +57,7 @@ class RunConfig:
     label_column: str | None = _flag(None, "Column with the label, the tags, the answers or the target.", "Data")
     validation_fraction: float = _flag(0.1, "Part of the training rows that becomes the validation set.", "Data")
     rows: int | None = _flag(None, "Use only so many training rows.", "Data")
+    validation_rows: int | None = _flag(None, "Use only so many validation rows.", "Data")
     test_rows: int | None = _flag(None, "Use only so many test rows.", "Data")
     max_length: int | None = _flag(None, "Tokens of an example; by default the task's.", "Data")
     stride: int | None = _flag(None, "Overlap of the windows of long contexts (qa).", "Data")
@@ -187,7 +188,17 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"--{name.replace('_', '-')} must be positive, not {value}.")
-        for name in ("rows", "test_rows", "max_length", "eval_every", "save_every", "interval", "beams", "lora_rank"):
+        for name in (
+            "rows",
+            "validation_rows",
+            "test_rows",
+            "max_length",
+            "eval_every",
+            "save_every",
+            "interval",
+            "beams",
+            "lora_rank",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")

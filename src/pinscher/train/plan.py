@@ -72,9 +72,10 @@ def make(config: RunConfig) -> Plan:
         seed=config.seed,
     )
     assert splits.train is not None
+    most = VALIDATION_ROWS if config.validation_file is None else None
     splits = dataclasses.replace(
         splits,
-        validation=_first(splits.validation, VALIDATION_ROWS) if config.validation_file is None else splits.validation,
+        validation=_first(splits.validation, config.validation_rows or most),
         tests={name: _first(rows, config.test_rows) for name, rows in splits.tests.items()},
     )
     labels = task.labels(splits.train)
