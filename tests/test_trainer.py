@@ -298,7 +298,7 @@ def test_gates_have_a_group_of_their_own(method, tmp_path):
     seen = {}
 
     def look(state, found):
-        gates = [p for site in trainer.pruner.sites for p in gate_of(site).parameters()]
+        gates = [p for site in trainer.pruner.sites for p in gate_of(site).parameters() if p.requires_grad]
         originals = [site.owner for site in trainer.pruner.sites]
         seen.update(groups=found["optimizer"].param_groups, gates=gates, originals=originals)
 
@@ -751,7 +751,11 @@ def test_the_callback_refuses_load_best_model_at_end(tmp_path):
 @pytest.mark.parametrize("method", ["pins", "smvp"])
 def test_bf16_keeps_the_weights_in_fp32(method, tmp_path):
     seen = set()
-    spy = Spy(on_pre_optimizer_step=lambda state, found: seen.update(p.grad.dtype for p in found["model"].parameters()))
+
+    def look(state, found):
+        seen.update(p.grad.dtype for p in found["model"].parameters() if p.requires_grad)
+
+    spy = Spy(on_pre_optimizer_step=look)
     trainer = trainer_for(tmp_path, args=EVALUATING | {"bf16": True}, pruning=pruning(method), callbacks=[spy])
     logits = []
     trainer.model.classifier.register_forward_hook(lambda module, inputs, output: logits.append(output.dtype))
