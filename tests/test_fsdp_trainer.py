@@ -1,7 +1,5 @@
 """PinsTrainer(fsdp=True) on two gloo ranks: the run of one process with twice the batch, saved and resumed in parts."""
 
-import faulthandler
-import os
 import socket
 
 import pytest
@@ -79,11 +77,7 @@ def prune_by_callback(folder, mesh=None):
 
 
 def rank_main(rank, port, folder):
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    torch.set_num_threads(1)
-    torch.Tensor.float = torch.Tensor.double  # see double_losses
-    os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    os.environ.update(MASTER_PORT=f"{port}", LOCAL_WORLD_SIZE="2")
+    tiny_models.become_rank(rank, port, LIMIT)
     for name, resume in [*((name, None) for name in RUNS), ("pins", str(folder / "pins" / "checkpoint-4"))]:
         place = folder / (f"{name}-resumed" if resume else name)
         trainer = make_trainer(place, 2, **RUNS[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import math
 import os
@@ -863,11 +862,7 @@ def ddp_trainer(folder, processes, head, method="pins", select="final", options=
 
 def rank_main(rank, port, folder):
     """All cases in one go: a process takes longer to import than to train."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    torch.set_num_threads(1)
-    torch.Tensor.float = torch.Tensor.double  # see double_losses
-    os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    os.environ.update(MASTER_PORT=f"{port}", LOCAL_WORLD_SIZE="2")
+    tiny_models.become_rank(rank, port, LIMIT)
     runs = [(name, None) for name in DDP] + [("dropout", str(folder / "dropout" / "0" / "checkpoint-5"))]
     for name, resume in runs:
         shared = name == "best"  # every process reads what the first one wrote

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,3 +127,12 @@ def arguments(folder: Path | str, **settings: Any) -> TrainingArguments:
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "log_level": "error"}
     rest = {"remove_unused_columns": False, "dataloader_pin_memory": False, "lr_scheduler_type": "linear"}
     return TrainingArguments(output_dir=str(folder), **(plain | quiet | rest | settings))
+
+
+def become_rank(rank: int, port: int, limit: float) -> None:
+    """Makes this process one of two, as a launcher would; it computes in float64 and gives up after `limit` seconds."""
+    faulthandler.dump_traceback_later(limit, exit=True)
+    torch.set_num_threads(1)
+    torch.Tensor.float = torch.Tensor.double  # see double_losses
+    os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=f"{port}", LOCAL_WORLD_SIZE="2")

@@ -24,7 +24,7 @@ from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig, find_sites
 from pinscher.prune.gates import Gated
 from pinscher.prune.sites import clean_name
-from pinscher.train import randomness
+from pinscher.train import randomness, states
 
 if TYPE_CHECKING:
     from pinscher.train.trainer import PinsTrainer
@@ -109,37 +109,19 @@ def save_weights(trainer: PinsTrainer, folder: Path) -> None:
 
 def save_checkpoint(trainer: PinsTrainer, folder: Path) -> None:
     """Everything that a resumed run needs, on any number of processes; every process must call it."""
-    assert trainer.optimizer is not None
-    assert trainer.lr_scheduler is not None
     rng = randomness.gathered(trainer.accelerator)
-    states = {
-        "model": trainer.student.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-        "scheduler": trainer.lr_scheduler.state_dict(),
-        "pruner": None if trainer.pruner is None else trainer.pruner.state_dict(),
-        "teacher": None if trainer.teacher is None else trainer.teacher.state_dict(),
-        "best": trainer.best,
-        "rng": rng,
-    }
+    weights = trainer.student.state_dict()
     with sharded.whole(folder) as fresh:
-        sharded.write(fresh, **states)
+        sharded.write(fresh, model=weights, rng=rng, **states.states_of(trainer))
         if dist.get_rank() == 0:
             trainer.state.save_to_json(str(fresh / TRAINER_STATE_NAME))
 
 
 def load_checkpoint(trainer: PinsTrainer, folder: Path) -> list[dict[str, Any]]:
     """Restores it, and returns the states of the random number generators."""
-    assert trainer.optimizer is not None
-    assert trainer.lr_scheduler is not None
     state = sharded.load(folder, trainer.student)
     trainer.student.load_state_dict(state["model"])
-    trainer.optimizer.load_state_dict(state["optimizer"])
-    trainer.lr_scheduler.load_state_dict(state["scheduler"])
-    if trainer.pruner is not None:
-        trainer.pruner.load_state_dict(state["pruner"])
-    if trainer.teacher is not None:
-        trainer.teacher.load_state_dict(state["teacher"])
-    trainer.best = state["best"]
+    states.restore_(trainer, state)
     rng: list[dict[str, Any]] = state["rng"]
     return rng
 

@@ -26,7 +26,7 @@ from pinscher.errors import InputError
 from pinscher.prune import Pruner, PruningConfig, Teacher
 from pinscher.prune.adapters import plain_name
 from pinscher.prune.gates import Gated
-from pinscher.train import callback, fsdp, randomness
+from pinscher.train import callback, fsdp, randomness, states
 from pinscher.train.batches import EpochSampler, EpochTeller, counted, kind_of
 
 SELECTIONS = ("final", "best")
@@ -322,20 +322,10 @@ class PinsTrainer(Trainer):
             return
         rng = randomness.gathered(self.accelerator)
         if self.args.should_save:
-            assert self.optimizer is not None
-            assert self.lr_scheduler is not None
             with checkpoint.whole(folder) as fresh:
                 self._save(str(fresh), original=False)  # _load_weights goes by name
                 self.state.save_to_json(str(fresh / TRAINER_STATE_NAME))
-                checkpoint.write(
-                    fresh,
-                    optimizer=self.optimizer.state_dict(),
-                    scheduler=self.lr_scheduler.state_dict(),
-                    pruner=None if self.pruner is None else self.pruner.state_dict(),
-                    teacher=None if self.teacher is None else self.teacher.state_dict(),
-                    best=self.best,
-                    rng=rng,
-                )
+                checkpoint.write(fresh, rng=rng, **states.states_of(self))
             self._rotate(run)
 
     def _rotate(self, run: Path) -> None:
@@ -353,16 +343,7 @@ class PinsTrainer(Trainer):
             self._rng = fsdp.load_checkpoint(self, Path(checkpoint_folder))
             return
         self._load_weights(Path(checkpoint_folder))
-        state = checkpoint.load(checkpoint_folder)
-        assert self.optimizer is not None
-        assert self.lr_scheduler is not None
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.lr_scheduler.load_state_dict(state["scheduler"])
-        if self.pruner is not None:
-            self.pruner.load_state_dict(state["pruner"])
-        if self.teacher is not None:
-            self.teacher.load_state_dict(state["teacher"])
-        self.best = state["best"]
+        states.restore_(self, checkpoint.load(checkpoint_folder))
 
     def _load_weights(self, folder: Path) -> None:
         """Loads an ordinary model's weights into the model as it stands; gated ones are the pruner's to restore."""
