@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "encoder.h"
 
@@ -28,8 +29,8 @@ const Kernels& kernels_named(const std::string& name) {
 }
 
 Activation activation_named(const std::string& name) {
-  const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu"};
-  for (int i = 0; i < 5; ++i)
+  const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "gelu_short"};
+  for (int i = 0; i < 6; ++i)
     if (name == names[i]) return static_cast<Activation>(i);
   throw nb::value_error("no such activation");
 }
@@ -84,7 +85,8 @@ void multiply(const Weights& weights, pinscher::Pool& pool, const std::string& i
   thread_local pinscher::Shorts shorts;
   in.shape(tokens, weights.columns);
   pinscher::to_tiles(team, x.data(), in);
-  weights.multiply(team, use, in, add, activation, shorts, result);
+  weights.narrow(team, use, in, shorts);
+  weights.multiply(team, use, in, shorts, add, activation, result);
   pinscher::to_rows(team, result, out.data());
 }
 
@@ -279,11 +281,39 @@ void activate(const std::string& isa, const std::string& name, nb::ndarray<float
   std::copy_n(padded.data(), count, values.data());
 }
 
+// Queries, keys and values are [width, tokens]; `relative`, if any, [2 · keys - 1] as the kernel wants it.
+void attention(const std::string& isa, bool shorts, Rows<const float> q, Rows<const float> k, Rows<const float> v,
+               const MaybeVector& relative, Rows<float> out) {
+  const size_t width = q.shape(0), queries = q.shape(1), keys = k.shape(1);
+  const bool fits = k.shape(0) == width && v.shape(0) == width && v.shape(1) == keys && out.shape(0) == width;
+  if (!fits || out.shape(1) != queries || !width || !keys || keys > pinscher::MOST_KEYS)
+    throw nb::value_error("queries, keys and values do not fit");
+  if (relative && (queries != keys || relative->shape(0) != 2 * keys - 1))
+    throw nb::value_error("what is added to the scores does not fit them");
+  const Kernels& use = kernels_named(isa);
+  const size_t stride = pinscher::blocks(std::max(queries, keys), pinscher::STRIP) * pinscher::STRIP, part = width * stride;
+  pinscher::Array<float> room(4 * part + pinscher::attention_room(stride, width)), extra(2 * keys + 2 * pinscher::TILE);
+  const auto copy = [&](const Rows<const float>& from, float* to) {
+    for (size_t d = 0; d < width; ++d) std::copy_n(from.data() + d * from.shape(1), from.shape(1), to + d * stride);
+  };
+  std::fill_n(room.data(), 4 * part, std::numeric_limits<float>::quiet_NaN());  // nothing may depend on what is behind
+  copy(q, room.data());
+  copy(k, room.data() + part);
+  copy(v, room.data() + 2 * part);
+  if (relative) std::copy_n(relative->data(), 2 * keys - 1, extra.data());
+  float* made = room.data() + 3 * part;
+  (shorts ? use.attention_i16 : use.attention)(room.data(), room.data() + part, room.data() + 2 * part, made, stride,
+                                               queries, keys, width, relative ? extra.data() : nullptr, made + part);
+  for (size_t d = 0; d < width; ++d) std::copy_n(made + d * stride, queries, out.data() + d * queries);
+}
+
 }  // namespace
 
 void bind_runtime(nb::module_& module) {
   module.def("isas", &isas, "all"_a = false);
   module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
+  module.def("attention", &attention, "isa"_a, "shorts"_a, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
+             "relative"_a.noconvert().none(), "out"_a.noconvert());
   module.def("bracket", &bracket, "pool"_a, "isa"_a, "scores"_a.noconvert(), "low"_a, "high"_a, "room"_a);
   module.def("observe", &observe, "pool"_a, "isa"_a, "weight"_a.noconvert(), "grad"_a.noconvert(), "lr"_a, "steps"_a,
              "sum"_a.noconvert());

@@ -29,10 +29,14 @@ void scatter(const float* from, size_t stride, size_t width, Activations& to, si
   }
 }
 
-void normalise(Team& team, const Kernels& use, Activations& x, const Activations* residual, const LayerNorm& norm) {
+// Adds the residual and normalises, and makes at once what `next` will multiply.
+void normalise(Team& team, const Kernels& use, Activations& x, const Activations& residual, const LayerNorm& norm,
+               const Matrix* next, Shorts& shorts) {
+  if (next) next->make_room(x.tokens, shorts);
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
     const size_t tile = strip * STRIP / TILE, first = strip * STRIP % TILE;
-    use.norm(x.tile(tile) + first, residual ? residual->tile(tile) + first : nullptr, x.features, norm.view());
+    use.norm(x.tile(tile) + first, residual.tile(tile) + first, x.features, norm.view());
+    if (next) next->narrow_strip(use, x, strip, shorts);
   });
 }
 
@@ -87,30 +91,69 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
 // What one forward pass needs; kept for the next one of the same thread's size.
 struct Encoder::Room {
   Activations hidden, wide, context, middle;
-  Shorts shorts;
+  Shorts shorts, more_shorts;
   std::vector<Array<float>> scratch;  // of each thread
 };
 
-void Encoder::attend(Team& team, const Kernels& use, const std::vector<size_t>& lengths, Room& room) const {
+// One head of one sequence: from queries, keys and values in room.wide to room.context.
+void Encoder::attend(const Kernels& use, bool shorts, size_t head, size_t start, size_t count, Room& room,
+                     float* scratch) const {
+  const size_t stride = blocks(count, STRIP) * STRIP, feature = head * head_width;
+  float *q = scratch, *k = q + head_width * stride, *v = k + head_width * stride, *out = v + head_width * stride;
+  gather(room.wide, feature, head_width, start, count, 1.0f / std::sqrt(static_cast<float>(head_width)), q, stride);
+  gather(room.wide, width + feature, head_width, start, count, 1.0f, k, stride);
+  gather(room.wide, 2 * width + feature, head_width, start, count, 1.0f, v, stride);
+  const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) : nullptr;
+  const auto attention = shorts && count <= MOST_KEYS ? use.attention_i16 : use.attention;
+  attention(q, k, v, out, stride, count, count, head_width, extra, out + head_width * stride);
+  scatter(out, stride, head_width, room.context, feature, start, count);
+}
+
+void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const std::vector<size_t>& lengths,
+                         Room& room) const {
   std::vector<size_t> start(lengths.size() + 1, 0);
   for (size_t s = 0; s < lengths.size(); ++s) start[s + 1] = start[s] + lengths[s];
   const size_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const size_t stride = blocks(longest, STRIP) * STRIP;
-  room.context.shape(room.wide.tokens, width);
+  room.context.shape(room.hidden.tokens, width);
   room.scratch.resize(std::max(room.scratch.size(), team.threads()));
-  for (auto& some : room.scratch) some.reserve(4 * head_width * stride + stride * TILE);
+  for (auto& some : room.scratch) some.reserve(4 * head_width * stride + attention_room(stride, head_width));
+  const Matrix& matrix = *qkv.matrix;
+  const bool shorts = matrix.kind == Kind::i8;
+  const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
+  // Where the heads of a block of rows are whole, whoever made their queries, keys and values goes on with them.
+  if (width % BLOCK_N == 0 && BLOCK_N % head_width == 0 && groups >= 3 * team.threads() && matrix.stays_near(room.hidden)) {
+    room.wide.shape(room.hidden.tokens, matrix.rows);
+    matrix.count_work(room.hidden.tokens);
+    team.each(groups, [&](size_t group, size_t thread) {
+      for (size_t part = 0; part < 3; ++part)
+        matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none, room.wide);
+      for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
+        for (size_t s = 0; s < lengths.size(); ++s)
+          attend(use, shorts, head, start[s], lengths[s], room, room.scratch[thread].data());
+    });
+    return;
+  }
+  matrix.multiply(team, use, room.hidden, room.shorts, bias_of(qkv), Activation::none, room.wide);
   team.each(lengths.size() * heads, [&](size_t item, size_t thread) {
-    const size_t sequence = item / heads, head = item % heads, count = lengths[sequence], from = start[sequence];
-    float* q = room.scratch[thread].data();
-    float *k = q + head_width * stride, *v = k + head_width * stride, *out = v + head_width * stride;
-    const size_t feature = head * head_width;
-    gather(room.wide, feature, head_width, from, count, 1.0f / std::sqrt(static_cast<float>(head_width)), q, stride);
-    gather(room.wide, width + feature, head_width, from, count, 1.0f, k, stride);
-    gather(room.wide, 2 * width + feature, head_width, from, count, 1.0f, v, stride);
-    const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) : nullptr;
-    use.attention(q, k, v, out, stride, count, count, head_width, extra, out + head_width * stride);
-    scatter(out, stride, head_width, room.context, feature, from, count);
+    const size_t s = item / heads;
+    attend(use, shorts, item % heads, start[s], lengths[s], room, room.scratch[thread].data());
   });
+}
+
+// From room.middle, whose int16 form is in room.shorts, to room.hidden.
+void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const {
+  const Matrix &up = *layer.up.matrix, &down = *layer.down.matrix;
+  const Shorts* shorts = &room.shorts;
+  if (up.kind == Kind::i8 && down.kind == Kind::i8) {
+    room.wide.shape(room.middle.tokens, up.rows);
+    up.multiply_short(team, use, room.middle, room.shorts, bias_of(layer.up), activation, down, room.more_shorts);
+    shorts = &room.more_shorts;
+  } else {
+    up.multiply(team, use, room.middle, room.shorts, bias_of(layer.up), activation, room.wide);
+    down.narrow(team, use, room.wide, room.shorts);
+  }
+  down.multiply(team, use, room.wide, *shorts, bias_of(layer.down), Activation::none, room.hidden);
 }
 
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
@@ -125,15 +168,19 @@ void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::ve
   else
     embed(team, use, in, room.hidden);
   if (every) to_rows(team, room.hidden, every);
+  if (!layers.empty()) layers[0].qkv.matrix->narrow(team, use, room.hidden, room.shorts);
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
-    layer.qkv.matrix->multiply(team, use, room.hidden, bias_of(layer.qkv), Activation::none, room.shorts, room.wide);
-    attend(team, use, lengths, room);
-    layer.out.matrix->multiply(team, use, room.context, bias_of(layer.out), Activation::none, room.shorts, room.middle);
-    normalise(team, use, room.middle, &room.hidden, layer.after_attention);
-    layer.up.matrix->multiply(team, use, room.middle, bias_of(layer.up), activation, room.shorts, room.wide);
-    layer.down.matrix->multiply(team, use, room.wide, bias_of(layer.down), Activation::none, room.shorts, room.hidden);
-    normalise(team, use, room.hidden, &room.middle, layer.after_mlp);
+    const Matrix* next = number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
+    const auto multiply = [&](const Linear& by, const Activations& x, Activation then, Activations& y) {
+      by.matrix->multiply(team, use, x, room.shorts, bias_of(by), then, y);
+    };
+    attend_all(team, use, layer.qkv, lengths, room);
+    layer.out.matrix->narrow(team, use, room.context, room.shorts);
+    multiply(layer.out, room.context, Activation::none, room.middle);
+    normalise(team, use, room.middle, room.hidden, layer.after_attention, layer.up.matrix.get(), room.shorts);
+    apply_mlp(team, use, layer, room);
+    normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);
     if (every) to_rows(team, room.hidden, every + (number + 1) * tokens * width);
   }
   to_rows(team, room.hidden, out);

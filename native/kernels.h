@@ -17,6 +17,11 @@ constexpr size_t CHUNK = 768;     // inputs summed in int16 before the sum becom
 constexpr size_t STRIP = 32;      // tokens normalised or narrowed together
 constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
 
+constexpr float FULL = 32766;        // the length of a vector of int16, none of which can leave its range
+constexpr size_t MOST_KEYS = 16384;  // whose rounded weights times values stay within int32
+
+inline size_t attention_room(size_t stride, size_t width) { return (3 * ((width + 1) / 2) + TILE + 2) * stride + width + 1; }
+
 // One output row of a block, and how many nonzeros it has there; rows come sorted by that count.
 struct Line {
   uint8_t row, count;
@@ -31,7 +36,7 @@ struct Block {
   const Value* values;
 };
 
-enum class Activation : int { none, gelu, gelu_tanh, relu, silu };
+enum class Activation : int { none, gelu, gelu_tanh, relu, silu, gelu_short };  // the last: for what becomes int16
 
 struct Norm {
   const float *weight, *bias;  // no bias: root mean square only
@@ -63,6 +68,9 @@ struct Kernels {
                 float* low, float* high, size_t tokens);
   // A strip of a tile as int16; scale[chunk][WIDE] is what widen wants. `bound` per chunk: see Matrix::bound_sums.
   void (*narrow)(const float* tile, size_t features, const float* bound, int16_t* out, float* scale);
+  // Tokens of a strip whose features were narrowed BLOCK_N by BLOCK_N to the length FULL, as by narrow, get one scale for
+  // each chunk, in place; worth[block][WIDE] is what a unit was worth.
+  void (*settle)(int16_t* tile, size_t features, const float* worth, const float* bound, float* scale);
   // y[row][token] += Σ_k panel[k][row] · x[k][token] for `rows` ≤ PANEL
   void (*dense)(const float* panel, size_t rows, size_t features, const float* x, float* y, size_t tokens);
   void (*activate)(Activation, float* values, size_t count);
@@ -72,6 +80,9 @@ struct Kernels {
   // `relative`, if any, holds what is added to the score of (i, j) at [i - j + keys - 1]. scratch: keys * 64 floats.
   void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
                     size_t keys, size_t width, const float* relative, float* scratch);
+  // The same with int16 products, for at most MOST_KEYS keys. scratch: attention_room(stride, width) floats.
+  void (*attention_i16)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
+                        size_t keys, size_t width, const float* relative, float* scratch);
   // How many of `count` scores are above `low`; those of them that are at most `high` are written to `inside`, which has
   // room for `room` of them, and counted. False if that is too little by a vector, or a score is NaN.
   bool (*bracket)(const float* scores, size_t count, float low, float high, float* inside, size_t room, size_t* above,
@@ -97,5 +108,5 @@ const Kernels* kernels(const char* name = nullptr);
 }  // namespace pinscher
 
 #define KERNELS(isa)                                                                                               \
-  {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::dense, isa::activate, isa::norm, \
-   isa::attention, isa::bracket, isa::observe, isa::fold}
+  {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::settle, isa::dense, isa::activate, \
+   isa::norm, isa::attention, isa::attention_i16, isa::bracket, isa::observe, isa::fold}

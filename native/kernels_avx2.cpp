@@ -16,11 +16,11 @@ constexpr size_t LANES = 8;
 constexpr int REGISTERS = 16;
 constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b); }
 static inline shorts twice(int8_t w) { return (shorts)_mm256_set1_epi8(w); }
-
-typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+static inline ints multiply_add(shorts a, shorts b) { return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 static inline bool any(ints m) { return !_mm256_testz_si256((__m256i)m, (__m256i)m); }
 
 #include "kernels.inc"

@@ -16,11 +16,11 @@ constexpr size_t LANES = 16;
 constexpr int REGISTERS = 32;
 constexpr bool BYTES_FROM_REGISTERS = true;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 
 static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b); }
 static inline shorts twice(int8_t w) { return (shorts)_mm512_set1_epi8(w); }
-
-typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+static inline ints multiply_add(shorts a, shorts b) { return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
 static inline bool any(ints m) { return _mm512_test_epi32_mask((__m512i)m, (__m512i)m) != 0; }
 
 #include "kernels.inc"

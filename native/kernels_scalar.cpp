@@ -9,14 +9,17 @@ constexpr int REGISTERS = 16;
 constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 8)));
+typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
 
 static inline shorts mulhrs(shorts a, shorts b) {
   const ints product = __builtin_convertvector(a, ints) * __builtin_convertvector(b, ints);
   return __builtin_convertvector((product + 0x4000) >> 15, shorts);
 }
 static inline shorts twice(int8_t w) { return static_cast<int16_t>(static_cast<uint8_t>(w) * 0x0101) - (shorts){}; }
-
-typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
+static inline lanes multiply_add(shorts a, shorts b) {
+  const lanes low = ((lanes)a << 16 >> 16) * ((lanes)b << 16 >> 16), high = ((lanes)a >> 16) * ((lanes)b >> 16);
+  return low + high;
+}
 static inline bool any(lanes m) { return m[0] | m[1] | m[2] | m[3]; }
 
 #include "kernels.inc"

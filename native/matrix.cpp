@@ -119,11 +119,12 @@ void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block
   }
 }
 
-void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+void Matrix::tile_i8(const Kernels& use, size_t tokens, const Shorts& shorts, size_t row_block, size_t tile,
                      const float* bias, Activation then, float* const parts[2]) const {
   static constexpr float nothing[BLOCK_N] = {};
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
-  const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), chunks = blocks(columns, CHUNK);
+  const size_t chunks = blocks(columns, CHUNK);
+  if (then == Activation::gelu) then = Activation::gelu_short;
   const int16_t* in = shorts.values.data() + tile * columns * WIDE;
   alignas(LINE) int16_t sum[BLOCK_N * WIDE];
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
@@ -144,47 +145,87 @@ void Matrix::tile_i8(const Kernels& use, const Activations& x, const Shorts& sho
   }
 }
 
-void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const {
-  const size_t tiles = blocks(x.tokens, WIDE), chunks = blocks(columns, CHUNK);
+void Matrix::make_room(size_t tokens, Shorts& out) const {
+  if (kind != Kind::i8) return;
+  const size_t tiles = blocks(tokens, WIDE);
   out.values.reserve(tiles * columns * WIDE);
-  out.scale.reserve(tiles * chunks * WIDE);
-  team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
-    const size_t token = strip * STRIP, tile = token / WIDE, place = token % WIDE;
-    use.narrow(x.tile(token / TILE) + token % TILE, columns, bound_.data(),
-               out.values.data() + tile * columns * WIDE + place, out.scale.data() + tile * chunks * WIDE + place);
-  });
+  out.scale.reserve(tiles * blocks(columns, CHUNK) * WIDE);
 }
 
-void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, const float* bias, Activation then,
-                      Shorts& room, Activations& y) const {
+void Matrix::narrow_strip(const Kernels& use, const Activations& x, size_t strip, Shorts& out) const {
+  if (kind != Kind::i8) return;
+  const size_t token = strip * STRIP, tile = token / WIDE, place = token % WIDE;
+  use.narrow(x.tile(token / TILE) + token % TILE, columns, bound_.data(),
+             out.values.data() + tile * columns * WIDE + place,
+             out.scale.data() + tile * blocks(columns, CHUNK) * WIDE + place);
+}
+
+void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const {
+  if (kind != Kind::i8) return;
+  make_room(x.tokens, out);
+  team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) { narrow_strip(use, x, strip, out); });
+}
+
+bool Matrix::stays_near(const Activations& x) const { return tiles(x) * columns * TILE * sizeof(float) <= NEAR; }
+
+void Matrix::multiply_block(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block,
+                            const float* bias, Activation then, Activations& y) const {
+  for (size_t tile = 0; tile < tiles(x); ++tile) multiply_tile(use, x, shorts, row_block, tile, bias, then, y);
+}
+
+void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts, const float* bias,
+                      Activation then, Activations& y) const {
   y.shape(x.tokens, rows);
-  work.fetch_add(nonzeros * x.tokens, std::memory_order_relaxed);
-  if (kind == Kind::i8) narrow(team, use, x, room);
-  const size_t tiles = blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE), row_blocks = blocks(rows, BLOCK_N);
+  count_work(x.tokens);
+  const size_t row_blocks = blocks(rows, BLOCK_N);
   // Either all tiles of some rows together, whose weights then come from far away only once, or all rows of a tile one
   // after the other, if the tiles do not stay in the second cache together, or there are too few rows to go round.
-  const bool near = tiles * columns * TILE * sizeof(float) <= NEAR && row_blocks >= 3 * team.threads();
-  const size_t together = near ? tiles : 1;
-  team.each(row_blocks * blocks(tiles, together), [&](size_t item, size_t) {
-    const size_t row_block = item % row_blocks, first = item / row_blocks * together;
-    for (size_t tile = first; tile < std::min(tiles, first + together); ++tile)
-      multiply_tile(use, x, row_block, tile, bias, then, room, y);
-  });
+  if (stays_near(x) && row_blocks >= 3 * team.threads())
+    team.each(row_blocks, [&](size_t block, size_t) { multiply_block(use, x, shorts, block, bias, then, y); });
+  else
+    team.each(row_blocks * tiles(x), [&](size_t item, size_t) {
+      multiply_tile(use, x, shorts, item % row_blocks, item / row_blocks, bias, then, y);
+    });
 }
 
-void Matrix::multiply_tile(const Kernels& use, const Activations& x, size_t row_block, size_t tile, const float* bias,
-                           Activation then, const Shorts& shorts, Activations& y) const {
+void Matrix::multiply_tile(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+                           const float* bias, Activation then, Activations& y) const {
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
   const size_t wide = kind == Kind::i8 ? 2 : 1, from = wide * tile, to = std::min(from + wide, y.tiles());
   float* parts[2] = {nullptr, nullptr};
   for (size_t t = from; t < to; ++t) parts[t - from] = y.tile(t) + first * TILE;
   if (kind == Kind::i8) {
-    tile_i8(use, x, shorts, row_block, tile, bias, then, parts);
+    tile_i8(use, std::min(WIDE, x.tokens - tile * WIDE), shorts, row_block, tile, bias, then, parts);
   } else {
     for (size_t r = 0; r < count; ++r) std::fill_n(parts[0] + r * TILE, TILE, bias ? bias[first + r] : 0.0f);
     tile_f32(use, x, row_block, tile, parts[0]);
     use.activate(then, parts[0], count * TILE);
   }
+}
+
+void Matrix::multiply_short(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts,
+                            const float* bias, Activation then, const Matrix& next, Shorts& y) const {
+  const size_t tiles = blocks(x.tokens, WIDE), row_blocks = blocks(rows, BLOCK_N);
+  next.make_room(x.tokens, y);
+  y.worth.reserve(tiles * row_blocks * WIDE);
+  count_work(x.tokens);
+  const bool near = stays_near(x);  // as in multiply
+  team.each(row_blocks * tiles, [&](size_t item, size_t) {
+    const size_t tile = near ? item % tiles : item / row_blocks, row_block = near ? item / tiles : item % row_blocks;
+    const size_t first = row_block * BLOCK_N;
+    const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), count = std::min(BLOCK_N, rows - first);
+    alignas(LINE) float made[2][BLOCK_N * TILE];
+    float* const parts[2] = {made[0], tokens > TILE ? made[1] : nullptr};
+    tile_i8(use, tokens, shorts, row_block, tile, bias, then, parts);
+    for (size_t t = 0; t < tokens; t += STRIP)
+      use.narrow(made[t / TILE] + t % TILE, count, &FULL, y.values.data() + (tile * rows + first) * WIDE + t,
+                 y.worth.data() + (tile * row_blocks + row_block) * WIDE + t);
+  });
+  team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
+    const size_t tile = strip * STRIP / WIDE, place = strip * STRIP % WIDE;
+    use.settle(y.values.data() + tile * rows * WIDE + place, rows, y.worth.data() + tile * row_blocks * WIDE + place,
+               next.bound_.data(), y.scale.data() + tile * blocks(rows, CHUNK) * WIDE + place);
+  });
 }
 
 namespace {
@@ -203,7 +244,7 @@ float gathered(const uint8_t* at, size_t count, const float* x, Value&& value) {
 }  // namespace
 
 void Matrix::multiply_one(Team& team, const float* x, const float* bias, float* y) const {
-  work.fetch_add(nonzeros, std::memory_order_relaxed);
+  count_work(1);
   team.each(blocks(rows, BLOCK_N), [&](size_t row_block, size_t) {
     const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
     float sums[BLOCK_N] = {};

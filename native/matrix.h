@@ -27,6 +27,7 @@ struct Activations {
 struct Shorts {
   Array<int16_t> values;
   Array<float> scale;  // [tile][chunk][WIDE]
+  Array<float> worth;  // before chunks have one scale: [tile][block of BLOCK_N features][WIDE]
 };
 
 enum class Kind { f32, i8, dense };
@@ -42,14 +43,25 @@ class Matrix {
   Kind kind;
   mutable std::atomic<uint64_t> work{0};  // nonzeros times tokens so far
   size_t bytes() const;
+  void count_work(size_t tokens) const { work.fetch_add(nonzeros * tokens, std::memory_order_relaxed); }
 
-  // y = W x + bias (bias may be null), then the activation; `room` is for the int16 form of x.
-  void multiply(Team& team, const Kernels& use, const Activations& x, const float* bias, Activation then,
-                Shorts& room, Activations& y) const;
+  // y = W x + bias (bias may be null), then the activation; `shorts` is the int16 form of x, made by narrow.
+  void multiply(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts, const float* bias,
+                Activation then, Activations& y) const;
+  // The same for BLOCK_N rows of y, whose shape is there already.
+  void multiply_block(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block,
+                      const float* bias, Activation then, Activations& y) const;
+  // y = W x + bias and the activation as int16 for `next`, both int8, without ever keeping all of y in fp32.
+  void multiply_short(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts, const float* bias,
+                      Activation then, const Matrix& next, Shorts& y) const;
+  // Whether x is small enough to stay in the second cache while some of the rows are multiplied.
+  bool stays_near(const Activations& x) const;
   // One token: x [columns], y [rows].
   void multiply_one(Team& team, const float* x, const float* bias, float* y) const;
-  // Makes the int16 form of x that this matrix needs.
+  // Makes the int16 form of x, if this matrix needs one: all of it, or STRIP tokens of it where `out` has room already.
   void narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const;
+  void narrow_strip(const Kernels& use, const Activations& x, size_t strip, Shorts& out) const;
+  void make_room(size_t tokens, Shorts& out) const;
 
  private:
   template <typename Value, typename Source>
@@ -57,11 +69,12 @@ class Matrix {
   template <typename Value>
   Block<Value> block(size_t row_block, size_t column_block, const std::vector<Value>& values) const;
   void bound_sums(const int8_t* codes);
-  void multiply_tile(const Kernels& use, const Activations& x, size_t row_block, size_t tile, const float* bias,
-                     Activation then, const Shorts& shorts, Activations& y) const;
+  void multiply_tile(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+                     const float* bias, Activation then, Activations& y) const;
+  size_t tiles(const Activations& x) const { return blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE); }
   void one_block(size_t row_block, size_t column_block, const float* x, float* sums) const;
   void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
-  void tile_i8(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
+  void tile_i8(const Kernels& use, size_t tokens, const Shorts& shorts, size_t row_block, size_t tile,
                const float* bias, Activation then, float* const parts[2]) const;
 
   std::vector<size_t> line_start_, value_start_;  // [row blocks × column blocks + 1]
