@@ -28,10 +28,10 @@ from pinscher.train.evaluation import mean_loss
 
 RESULTS = Path(__file__).parent / "results" / "decoders.jsonl"
 ROWS = {
-    "full": "--rows 6000 --validation-rows 60 --test-rows 200 --eval-every 250",
+    "full": "--rows 6000 --validation-rows 60 --test-rows 200 --eval-every 100",
     "trial": "--rows 60 --validation-rows 4 --test-rows 2 --beams 1",
 }
-STEPS = {"full": 1000, "trial": 3}
+STEPS = {"full": 200, "trial": 3}
 SPARSITIES = (50, 80)
 
 

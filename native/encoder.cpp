@@ -90,6 +90,7 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
 
 // What one forward pass needs; kept for the next one of the same thread's size.
 struct Encoder::Room {
+  size_t tokens;
   Activations hidden, wide, context, middle;
   Shorts shorts, more_shorts;
   std::vector<Array<float>> scratch;  // of each thread
@@ -109,36 +110,43 @@ void Encoder::attend(const Kernels& use, bool shorts, size_t head, size_t start,
   scatter(out, stride, head_width, room.context, feature, start, count);
 }
 
-void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const std::vector<size_t>& lengths,
-                         Room& room) const {
+// From room.hidden to room.context, and what `next` will multiply to room.more_shorts.
+void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
+                         const std::vector<size_t>& lengths, Room& room) const {
   std::vector<size_t> start(lengths.size() + 1, 0);
   for (size_t s = 0; s < lengths.size(); ++s) start[s + 1] = start[s] + lengths[s];
   const size_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const size_t stride = blocks(longest, STRIP) * STRIP;
-  room.context.shape(room.hidden.tokens, width);
+  const size_t tokens = room.hidden.tokens;
+  room.context.shape(tokens, width);
   room.scratch.resize(std::max(room.scratch.size(), team.threads()));
   for (auto& some : room.scratch) some.reserve(4 * head_width * stride + attention_room(stride, head_width));
+  next.make_room(tokens, room.more_shorts);
   const Matrix& matrix = *qkv.matrix;
   const bool shorts = matrix.kind == Kind::i8;
   const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
   // Where the heads of a block of rows are whole, whoever made their queries, keys and values goes on with them.
   if (width % BLOCK_N == 0 && BLOCK_N % head_width == 0 && groups >= 3 * team.threads() && matrix.stays_near(room.hidden)) {
-    room.wide.shape(room.hidden.tokens, matrix.rows);
-    matrix.count_work(room.hidden.tokens);
+    room.wide.shape(tokens, matrix.rows);
+    matrix.count_work(tokens);
     team.each(groups, [&](size_t group, size_t thread) {
       for (size_t part = 0; part < 3; ++part)
         matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none, room.wide);
       for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
         for (size_t s = 0; s < lengths.size(); ++s)
           attend(use, shorts, head, start[s], lengths[s], room, room.scratch[thread].data());
+      next.narrow_features(use, room.context, group, room.more_shorts);
     });
-    return;
+  } else {
+    matrix.multiply(team, use, room.hidden, room.shorts, bias_of(qkv), Activation::none, room.wide);
+    team.each(lengths.size() * heads, [&](size_t item, size_t thread) {
+      const size_t s = item / heads;
+      attend(use, shorts, item % heads, start[s], lengths[s], room, room.scratch[thread].data());
+    });
+    team.each(blocks(width, BLOCK_N),
+              [&](size_t block, size_t) { next.narrow_features(use, room.context, block, room.more_shorts); });
   }
-  matrix.multiply(team, use, room.hidden, room.shorts, bias_of(qkv), Activation::none, room.wide);
-  team.each(lengths.size() * heads, [&](size_t item, size_t thread) {
-    const size_t s = item / heads;
-    attend(use, shorts, item % heads, start[s], lengths[s], room, room.scratch[thread].data());
-  });
+  next.settle(team, use, tokens, room.more_shorts);
 }
 
 // From room.middle, whose int16 form is in room.shorts, to room.hidden.
@@ -159,9 +167,15 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
                   float* every) const {
   thread_local Room room;
-  size_t tokens = 0;
-  for (const size_t length : lengths) tokens += length;
+  room.tokens = 0;
+  for (const size_t length : lengths) room.tokens += length;
   Team team(pool);
+  team.together([&] { run(team, use, in, lengths, room, out, every); });
+}
+
+void Encoder::run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
+                  float* out, float* every) const {
+  const size_t tokens = room.tokens;
   room.hidden.shape(tokens, width);
   if (in.hidden)
     to_tiles(team, in.hidden, room.hidden);
@@ -172,12 +186,9 @@ void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::ve
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
     const Matrix* next = number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
-    const auto multiply = [&](const Linear& by, const Activations& x, Activation then, Activations& y) {
-      by.matrix->multiply(team, use, x, room.shorts, bias_of(by), then, y);
-    };
-    attend_all(team, use, layer.qkv, lengths, room);
-    layer.out.matrix->narrow(team, use, room.context, room.shorts);
-    multiply(layer.out, room.context, Activation::none, room.middle);
+    const Matrix& out_by = *layer.out.matrix;
+    attend_all(team, use, layer.qkv, out_by, lengths, room);
+    out_by.multiply(team, use, room.context, room.more_shorts, bias_of(layer.out), Activation::none, room.middle);
     normalise(team, use, room.middle, room.hidden, layer.after_attention, layer.up.matrix.get(), room.shorts);
     apply_mlp(team, use, layer, room);
     normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);

@@ -65,12 +65,14 @@ class Encoder {
 
  private:
   struct Room;
+  void run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room, float* out,
+           float* every) const;
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
   void attend(const Kernels& use, bool shorts, size_t head, size_t start, size_t count, Room& room,
               float* scratch) const;
   void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
-  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const std::vector<size_t>& lengths,
-                  Room& room) const;
+  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
+                  const std::vector<size_t>& lengths, Room& room) const;
 };
 
 // Rows [tokens, width] as tiles, and back.

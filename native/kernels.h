@@ -60,8 +60,9 @@ struct Kernels {
 
   // y[row][token] += Σ value · x[at][token], for the first `tokens` of a tile
   void (*spmm_f32)(const Block<float>&, const float* x, float* y, size_t tokens);
-  // The same in int16: products are (257 · value · x + 2^14) >> 15. Sums wrap around.
-  void (*spmm_i16)(const Block<int8_t>&, const int16_t* x, int16_t* y, size_t tokens);
+  // The same in int16: products are (257 · value · x + 2^14) >> 15. Sums wrap around. `fresh`: y need not be zero before,
+  // and the block has a line for each row, even of no nonzeros.
+  void (*spmm_i16)(const Block<int8_t>&, const int16_t* x, int16_t* y, size_t tokens, bool fresh);
   // out[row][token] = sum[row][token] · row_scale[row] · token_scale[token] + start[row], into two tiles of fp32; without
   // a start it is added to what is there
   void (*widen)(const int16_t* sum, size_t rows, const float* row_scale, const float* token_scale, const float* start,

@@ -54,7 +54,8 @@ void Matrix::pack(const Source* source, std::vector<Value>& values) {
       for (size_t r = top; r < bottom; ++r) {
         const Source* row = source + r * columns;
         const auto count = std::count_if(row + left, row + right, [](Source value) { return value != 0; });
-        if (count) found.push_back({static_cast<uint8_t>(r - top), static_cast<uint8_t>(count)});
+        // The first block of a chunk starts the sums: it has every row.
+        if (count || left % CHUNK == 0) found.push_back({static_cast<uint8_t>(r - top), static_cast<uint8_t>(count)});
       }
       // Equal counts in a row let the processor foresee where the inner loop ends.
       std::stable_sort(found.begin(), found.end(), [](Line a, Line b) { return a.count > b.count; });
@@ -128,10 +129,10 @@ void Matrix::tile_i8(const Kernels& use, size_t tokens, const Shorts& shorts, si
   const int16_t* in = shorts.values.data() + tile * columns * WIDE;
   alignas(LINE) int16_t sum[BLOCK_N * WIDE];
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    std::fill(sum, sum + count * WIDE, int16_t{0});
+    const size_t begin = chunk * (CHUNK / BLOCK_K);
     const size_t end = std::min(blocks(columns, BLOCK_K), (chunk + 1) * (CHUNK / BLOCK_K));
-    for (size_t b = chunk * (CHUNK / BLOCK_K); b < end; ++b)
-      use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens);
+    for (size_t b = begin; b < end; ++b)
+      use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens, b == begin);
     // A few rows at a time, so that what widen writes is still near when it is activated.
     for (size_t r = 0; r < count; r += SOME) {
       const size_t some = std::min(SOME, count - r);
@@ -150,6 +151,7 @@ void Matrix::make_room(size_t tokens, Shorts& out) const {
   const size_t tiles = blocks(tokens, WIDE);
   out.values.reserve(tiles * columns * WIDE);
   out.scale.reserve(tiles * blocks(columns, CHUNK) * WIDE);
+  out.worth.reserve(tiles * blocks(columns, BLOCK_N) * WIDE);
 }
 
 void Matrix::narrow_strip(const Kernels& use, const Activations& x, size_t strip, Shorts& out) const {
@@ -164,6 +166,33 @@ void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts
   if (kind != Kind::i8) return;
   make_room(x.tokens, out);
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) { narrow_strip(use, x, strip, out); });
+}
+
+void Matrix::narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* const parts[2],
+                          Shorts& out) const {
+  const size_t first = block * BLOCK_N, count = std::min(BLOCK_N, columns - first);
+  for (size_t t = 0; t < tokens; t += STRIP)
+    use.narrow(parts[t / TILE] + t % TILE, count, &FULL, out.values.data() + (tile * columns + first) * WIDE + t,
+               out.worth.data() + (tile * blocks(columns, BLOCK_N) + block) * WIDE + t);
+}
+
+void Matrix::narrow_features(const Kernels& use, const Activations& x, size_t block, Shorts& out) const {
+  if (kind != Kind::i8) return;
+  for (size_t tile = 0; tile < tiles(x); ++tile) {
+    const float* parts[2] = {x.tile(2 * tile) + block * BLOCK_N * TILE, nullptr};
+    if (2 * tile + 1 < x.tiles()) parts[1] = x.tile(2 * tile + 1) + block * BLOCK_N * TILE;
+    narrow_block(use, tile, std::min(WIDE, x.tokens - tile * WIDE), block, parts, out);
+  }
+}
+
+void Matrix::settle(Team& team, const Kernels& use, size_t tokens, Shorts& out) const {
+  if (kind != Kind::i8) return;
+  team.each(blocks(tokens, STRIP), [&](size_t strip, size_t) {
+    const size_t tile = strip * STRIP / WIDE, place = strip * STRIP % WIDE;
+    use.settle(out.values.data() + tile * columns * WIDE + place, columns,
+               out.worth.data() + tile * blocks(columns, BLOCK_N) * WIDE + place, bound_.data(),
+               out.scale.data() + tile * blocks(columns, CHUNK) * WIDE + place);
+  });
 }
 
 bool Matrix::stays_near(const Activations& x) const { return tiles(x) * columns * TILE * sizeof(float) <= NEAR; }
@@ -207,25 +236,17 @@ void Matrix::multiply_short(Team& team, const Kernels& use, const Activations& x
                             const float* bias, Activation then, const Matrix& next, Shorts& y) const {
   const size_t tiles = blocks(x.tokens, WIDE), row_blocks = blocks(rows, BLOCK_N);
   next.make_room(x.tokens, y);
-  y.worth.reserve(tiles * row_blocks * WIDE);
   count_work(x.tokens);
   const bool near = stays_near(x);  // as in multiply
   team.each(row_blocks * tiles, [&](size_t item, size_t) {
     const size_t tile = near ? item % tiles : item / row_blocks, row_block = near ? item / tiles : item % row_blocks;
-    const size_t first = row_block * BLOCK_N;
-    const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE), count = std::min(BLOCK_N, rows - first);
+    const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE);
     alignas(LINE) float made[2][BLOCK_N * TILE];
     float* const parts[2] = {made[0], tokens > TILE ? made[1] : nullptr};
     tile_i8(use, tokens, shorts, row_block, tile, bias, then, parts);
-    for (size_t t = 0; t < tokens; t += STRIP)
-      use.narrow(made[t / TILE] + t % TILE, count, &FULL, y.values.data() + (tile * rows + first) * WIDE + t,
-                 y.worth.data() + (tile * row_blocks + row_block) * WIDE + t);
+    next.narrow_block(use, tile, tokens, row_block, parts, y);
   });
-  team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
-    const size_t tile = strip * STRIP / WIDE, place = strip * STRIP % WIDE;
-    use.settle(y.values.data() + tile * rows * WIDE + place, rows, y.worth.data() + tile * row_blocks * WIDE + place,
-               next.bound_.data(), y.scale.data() + tile * blocks(rows, CHUNK) * WIDE + place);
-  });
+  next.settle(team, use, x.tokens, y);
 }
 
 namespace {

@@ -27,7 +27,7 @@ struct Activations {
 struct Shorts {
   Array<int16_t> values;
   Array<float> scale;  // [tile][chunk][WIDE]
-  Array<float> worth;  // before chunks have one scale: [tile][block of BLOCK_N features][WIDE]
+  Array<float> worth;  // of a unit before chunks have one scale: [tile][block of BLOCK_N features][WIDE]
 };
 
 enum class Kind { f32, i8, dense };
@@ -51,6 +51,12 @@ class Matrix {
   // The same for BLOCK_N rows of y, whose shape is there already.
   void multiply_block(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block,
                       const float* bias, Activation then, Activations& y) const;
+  // The int16 form of x made where x is made: BLOCK_N features of a tile of WIDE tokens at a time, given as up to two tiles
+  // of fp32, and when all are there, one scale for each chunk.
+  void narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* const parts[2],
+                    Shorts& out) const;
+  void narrow_features(const Kernels& use, const Activations& x, size_t block, Shorts& out) const;  // of all tiles
+  void settle(Team& team, const Kernels& use, size_t tokens, Shorts& out) const;
   // y = W x + bias and the activation as int16 for `next`, both int8, without ever keeping all of y in fp32.
   void multiply_short(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts, const float* bias,
                       Activation then, const Matrix& next, Shorts& y) const;

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <chrono>
+#include <exception>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -55,56 +56,86 @@ Pool::~Pool() {
   {
     std::lock_guard<std::mutex> lock(sleeping_);
     stop_ = true;
-    ++round_;
+    ++gathering_;
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
 
-void Pool::take(size_t thread) {
-  for (size_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) job_(context_, item, thread);
+// Takes one of the ticket's items and does it, unless somebody else was faster.
+bool Pool::take(uint64_t ticket, size_t thread) {
+  if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) return false;
+  job_(context_, items_ - static_cast<uint32_t>(ticket), thread);
+  finished_.fetch_add(1, std::memory_order_release);
+  return true;
 }
 
-void Pool::run_shared(size_t items, Job job, void* context) {
+void Pool::share(size_t items, Job job, void* context) {
   items_ = items;
   job_ = job;
   context_ = context;
-  next_.store(0, std::memory_order_relaxed);
-  openmp().parallel([](void* pool) { static_cast<Pool*>(pool)->take(static_cast<size_t>(openmp().number())); }, this,
-                    static_cast<unsigned>(threads_), 0);
+  finished_.store(0, std::memory_order_relaxed);
+  uint64_t ticket = ++sharings_ << 32 | items;
+  ticket_.store(ticket, std::memory_order_release);
+  while (static_cast<uint32_t>(ticket = ticket_.load(std::memory_order_acquire))) take(ticket, 0);
+  while (finished_.load(std::memory_order_acquire) != items) relax();
 }
 
-void Pool::run(size_t items, Job job, void* context) {
-  if (workers_.empty()) return run_shared(items, job, context);
-  items_ = items;
-  job_ = job;
-  context_ = context;
-  next_.store(0, std::memory_order_relaxed);
-  done_.store(0, std::memory_order_relaxed);
-  {
-    std::lock_guard<std::mutex> lock(sleeping_);  // so that nobody falls asleep between looking and waiting
-    round_.fetch_add(1, std::memory_order_release);
+void Pool::help(size_t thread) {
+  while (!over_.load(std::memory_order_acquire)) {
+    const uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    if (!static_cast<uint32_t>(ticket) || !take(ticket, thread)) relax();
   }
-  wake_.notify_all();
-  take(0);
-  while (done_.load(std::memory_order_acquire) != workers_.size()) relax();
+}
+
+void Pool::gather(Body body, void* context) {
+  struct Call {
+    Pool* pool;
+    Body body;
+    void* context;
+    std::exception_ptr failure;
+    void run() {
+      try {
+        body(context);
+      } catch (...) {  // must not pass through frames of OpenMP
+        failure = std::current_exception();
+      }
+      pool->over_.store(true, std::memory_order_release);
+    }
+  } call{this, body, context, nullptr};
+  over_.store(false, std::memory_order_release);
+  if (workers_.empty()) {
+    const auto run = [](void* of) {
+      Call& call = *static_cast<Call*>(of);
+      const auto thread = static_cast<size_t>(openmp().number());
+      thread ? call.pool->help(thread) : call.run();
+    };
+    openmp().parallel(run, &call, static_cast<unsigned>(threads_), 0);
+  } else {
+    {
+      std::lock_guard<std::mutex> lock(sleeping_);  // so that nobody falls asleep between looking and waiting
+      gathering_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    call.run();
+  }
+  if (call.failure) std::rethrow_exception(call.failure);
 }
 
 void Pool::work(size_t thread) {
   size_t seen = 0;
   while (true) {
     const auto until = std::chrono::steady_clock::now() + PATIENCE;
-    while (round_.load(std::memory_order_acquire) == seen) {
+    while (gathering_.load(std::memory_order_acquire) == seen) {
       int looks = LOOKS;
-      while (looks-- && round_.load(std::memory_order_acquire) == seen) relax();
+      while (looks-- && gathering_.load(std::memory_order_acquire) == seen) relax();
       if (looks >= 0 || std::chrono::steady_clock::now() < until) continue;
       std::unique_lock<std::mutex> lock(sleeping_);
-      wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
+      wake_.wait(lock, [&] { return gathering_.load(std::memory_order_acquire) != seen; });
     }
-    seen = round_.load(std::memory_order_acquire);
+    seen = gathering_.load(std::memory_order_acquire);
     if (stop_) return;
-    take(thread);
-    done_.fetch_add(1, std::memory_order_release);
+    help(thread);
   }
 }
 

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace pinscher {
@@ -21,18 +23,29 @@ class Pool {
  private:
   friend class Team;
   using Job = void (*)(void* context, size_t item, size_t thread);
-  void run(size_t items, Job job, void* context);
-  void run_shared(size_t items, Job job, void* context);
+  using Body = void (*)(void* context);
+
+  // Runs `body` while the other threads wait, awake, for what it shares with them.
+  void gather(Body body, void* context);
+  void share(size_t items, Job job, void* context);
+  void help(size_t thread);
   void work(size_t thread);
-  void take(size_t thread);
+  bool take(uint64_t ticket, size_t thread);
 
   const size_t threads_;
   std::vector<std::thread> workers_;  // none where torch's are used
-  std::mutex busy_;  // held by the one caller that has the workers
+  std::mutex busy_;                   // held by the one caller that has the workers
   std::mutex sleeping_;
   std::condition_variable wake_;
-  std::atomic<size_t> round_{0}, next_{0}, done_{0};
+  std::atomic<size_t> gathering_{0};
   std::atomic<bool> stop_{false};
+
+  // How many items nobody has taken yet, below a number that no two sharings have in common: one exchange takes an item,
+  // and cannot take one of another sharing. What is shared stays as it is until all items are finished.
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<size_t> finished_{0};
+  std::atomic<bool> over_{true};
+  uint64_t sharings_ = 0;
   size_t items_ = 0;
   Job job_ = nullptr;
   void* context_ = nullptr;
@@ -43,21 +56,37 @@ class Team {
  public:
   explicit Team(Pool& pool) : pool_(pool), lock_(pool.busy_, std::try_to_lock) {}
   size_t threads() const { return lock_ ? pool_.threads() : 1; }
+
   // Calls work(item, thread) for every item, in any order; returns when all are done. `work` does not throw.
   template <typename Work>
   void each(size_t items, Work&& work) {
-    if (!lock_ || items < 2 || pool_.threads() == 1) {
+    if (threads() == 1 || items < 2) {
       for (size_t item = 0; item < items; ++item) work(item, 0);
       return;
     }
     using Plain = std::remove_reference_t<Work>;
-    pool_.run(items, [](void* context, size_t item, size_t thread) { (*static_cast<Plain*>(context))(item, thread); },
-              const_cast<std::remove_const_t<Plain>*>(&work));
+    const auto job = [](void* context, size_t item, size_t thread) { (*static_cast<Plain*>(context))(item, thread); };
+    together([&] { pool_.share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
+  }
+
+  // Calls body(), in which `each` finds the workers awake: for many small steps one after the other.
+  template <typename Body>
+  void together(Body&& body) {
+    if (threads() == 1 || inside_) return body();
+    inside_ = true;
+    using Plain = std::remove_reference_t<Body>;
+    const Leave leave{inside_};
+    pool_.gather([](void* context) { (*static_cast<Plain*>(context))(); }, &body);
   }
 
  private:
+  struct Leave {
+    bool& inside;
+    ~Leave() { inside = false; }
+  };
   Pool& pool_;
   std::unique_lock<std::mutex> lock_;
+  bool inside_ = false;
 };
 
 }  // namespace pinscher

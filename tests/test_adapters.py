@@ -107,6 +107,34 @@ def test_ends_as_a_plain_model_with_exact_zeros_and_the_same_outputs(head, metho
         torch.testing.assert_close(logits(merged, batch), wanted, rtol=1e-5, atol=1e-5)
 
 
+def whole_units(pattern: str, weight: torch.Tensor) -> bool:
+    """Whether zeros come as the pattern says; `weight` is [out, in]."""
+    zero, (rows, columns) = weight == 0, weight.shape
+    if ":" in pattern:
+        n, m = map(int, pattern.split(":"))
+        return bool((~zero.view(rows, columns // m, m)).sum(-1).eq(n).all())
+    height, width = {"rows": (1, columns), "columns": (rows, 1)}.get(pattern) or map(int, pattern.split("x"))
+    tiles = zero.view(rows // height, height, columns // width, width).transpose(1, 2).flatten(2)
+    return bool((tiles.all(-1) == tiles.any(-1)).all())
+
+
+@pytest.mark.parametrize("head", ["bert", "gpt2-lm"])
+@pytest.mark.parametrize("pattern", ["2:4", "4x1", "1x4", "rows", "columns"])
+@pytest.mark.parametrize("scope", ["global", "matrix"])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_patterns_hold_over_weight_and_adapter_together(head, pattern, scope):
+    model, pruner, optimizer = start(head, pattern=pattern, scope=scope, sparsity=0.5)
+    data = batches(head)
+    for t in range(STEPS):
+        step(model, optimizer, data[t % 3])
+    expected = logits(model, data[0])
+    merged = pruner.finish()
+    torch.testing.assert_close(logits(merged, data[0]), expected, rtol=1e-5, atol=1e-5)
+    sites = find_sites(merged)
+    assert all(whole_units(pattern, site.owner.t() if site.transposed else site.owner) for site in sites)
+    assert sum(site.zeros() for site in sites) == pruner.total // 2
+
+
 def test_the_merged_weight_is_the_masked_sum():
     model, pruner, optimizer = start("gpt2-lm")
     data = batches("gpt2-lm")

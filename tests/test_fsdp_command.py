@@ -114,6 +114,25 @@ def test_two_processes_began_and_one_ends_it(place, killed):
     assert abs(found["sparsity"] - 0.8) < 1e-3
 
 
+def test_replicas_of_the_whole_end_the_same(place, whole, tmp_path):
+    finish(launch(place, TORCHRUN, *flags(str(tmp_path / "run")), "--fsdp-replicas", "2"))
+    one, other = (folder / "model" / "model.safetensors" for folder in (tmp_path / "run", whole))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_more_replicas_than_processes_are_refused(place, tmp_path):
+    process = launch(place, "", *flags(str(tmp_path / "run")), "--fsdp-replicas", "2")
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "1 processes do not hold 2 copies" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("wrong", [{"fsdp_replicas": 2}, {"fsdp": True, "fsdp_replicas": 0}])
+def test_replicas_go_with_shards(wrong):
+    with pytest.raises(InputError, match="goes with --fsdp"):
+        RunConfig(**wrong)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

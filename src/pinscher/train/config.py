@@ -98,6 +98,9 @@ class RunConfig:
     bf16: bool = _flag(False, "Compute in bfloat16 where the machine has it.", "Training")
     compile: bool = _flag(False, "Use torch.compile.", "Training")
     fsdp: bool = _flag(False, "Spread the weights over the processes that torchrun starts (FSDP2).", "Training")
+    fsdp_replicas: int = _flag(
+        1, "With --fsdp: copies of the model, each spread over its share of the processes (HSDP).", "Training"
+    )
     new_head: bool = _flag(False, "Replace a head that has another number of labels.", "Training")
     report_to: list[str] = _flag([], "Also log to tensorboard, wandb, mlflow, … as the Trainer does.", "Training")
 
@@ -134,6 +137,8 @@ class RunConfig:
         self._check_numbers()
         if not self.is_dense:
             self._check_pattern()
+        if self.fsdp_replicas < 1 or (self.fsdp_replicas > 1 and not self.fsdp):
+            raise InputError("--fsdp-replicas is a number from 1 on, and goes with --fsdp.")
         if self.fsdp:
             self._check_shards()
         if self.select == "best" and self.method in ("movement", "smvp", "l0", "pst"):

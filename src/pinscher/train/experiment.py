@@ -157,9 +157,11 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
     if config.objective == "knowledge-distillation" and not config.is_dense:
         assert teacher is not None
         fixed = models.load_model(teacher, task, plan.labels, plan.tokenizer)
+    args = _arguments(plan, folder)
+    mesh = fsdp.mesh_over(args.device, config.fsdp_replicas) if config.fsdp_replicas > 1 else None
     trainer = PinsTrainer(
         model=model,
-        args=_arguments(plan, folder),
+        args=args,
         train_dataset=plan.train,
         data_collator=task.collator(plan.tokenizer),
         processing_class=plan.tokenizer,
@@ -170,7 +172,7 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
         mix=config.mix,
         temperature=config.temperature,
         select=config.select,
-        fsdp=config.fsdp,
+        fsdp=mesh or config.fsdp,
         validate=_validator(plan),
         callbacks=[Stopping(), RunLog(folder / "log.jsonl"), ProgressLine(console, _title(config))],
     )

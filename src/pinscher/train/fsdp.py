@@ -32,13 +32,18 @@ if TYPE_CHECKING:
 _GATE = re.compile(r"\.parametrizations\.(\w+)\.(original$|\d+\.)")
 
 
-def mesh_over(device: torch.device) -> DeviceMesh:
-    """All processes in a row. One that was started by itself becomes a group of one."""
+def mesh_over(device: torch.device, replicas: int = 1) -> DeviceMesh:
+    """All processes in a row, or replicas by shards. One that was started by itself becomes a group of one."""
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    return init_device_mesh(device.type, (dist.get_world_size(),))
+    world = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh(device.type, (world,))
+    if world % replicas:
+        raise InputError(f"{world} processes do not hold {replicas} copies of the model: start a multiple of {replicas}.")
+    return init_device_mesh(device.type, (replicas, world // replicas))
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
