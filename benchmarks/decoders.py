@@ -28,7 +28,7 @@ from pinscher.train.evaluation import mean_loss
 
 RESULTS = Path(__file__).parent / "results" / "decoders.jsonl"
 ROWS = {
-    "full": "--rows 6000 --validation-rows 60 --test-rows 200 --eval-every 100",
+    "full": "--rows 6000 --validation-rows 60 --test-rows 100 --eval-every 100 --beams 4",
     "trial": "--rows 60 --validation-rows 4 --test-rows 2 --beams 1",
 }
 STEPS = {"full": 200, "trial": 3}

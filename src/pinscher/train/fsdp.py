@@ -42,7 +42,7 @@ def mesh_over(device: torch.device, replicas: int = 1) -> DeviceMesh:
     if replicas == 1:
         return init_device_mesh(device.type, (world,))
     if world % replicas:
-        raise InputError(f"{world} processes do not hold {replicas} copies of the model: start a multiple of {replicas}.")
+        raise InputError(f"{world} processes do not hold {replicas} copies of the model: start a multiple of that.")
     return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicas", "shards"))
 
 
