@@ -41,12 +41,16 @@ bench: $(READY)
 	$(BIN)/python benchmarks/storage.py --output benchmarks/results/storage.txt
 	$(BIN)/python benchmarks/loading.py --output benchmarks/results/loading.txt
 
-# The kernels and the decoder under AddressSanitizer and UBSan; needs only a C++ compiler.
+# The kernels and the decoder under AddressSanitizer and UBSan, then their threads under ThreadSanitizer; needs only a C++
+# compiler.
+CHECK = $(CXX) -std=c++17 -O1 -g -Wall -Wextra -fno-sanitize-recover=all -Inative \
+	$(filter-out native/bindings%,$(wildcard native/*.cpp)) -lpthread -ldl
 sanitize:
 	mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -Inative \
-		$(filter-out native/bindings%,$(wildcard native/*.cpp)) -o build/check -lpthread -ldl
+	$(CHECK) -fsanitize=address,undefined -o build/check
 	build/check
+	$(CHECK) -fsanitize=thread -o build/check_threads
+	build/check_threads
 
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
