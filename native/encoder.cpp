@@ -126,12 +126,14 @@ void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, cons
   const bool shorts = matrix.kind == Kind::i8;
   const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
   // Where the heads of a block of rows are whole, whoever made their queries, keys and values goes on with them.
-  if (width % BLOCK_N == 0 && BLOCK_N % head_width == 0 && groups >= 3 * team.threads() && matrix.stays_near(room.hidden)) {
+  const bool whole = width % BLOCK_N == 0 && BLOCK_N % head_width == 0;
+  if (whole && groups >= 3 * team.threads() && matrix.stays_near(room.hidden)) {
     room.wide.shape(tokens, matrix.rows);
     matrix.count_work(tokens);
     team.each(groups, [&](size_t group, size_t thread) {
       for (size_t part = 0; part < 3; ++part)
-        matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none, room.wide);
+        matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none,
+                              room.wide);
       for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
         for (size_t s = 0; s < lengths.size(); ++s)
           attend(use, shorts, head, start[s], lengths[s], room, room.scratch[thread].data());
