@@ -44,23 +44,23 @@ def main() -> None:
     args = parser.parse_args()
     lines = [f"$ python benchmarks/quality.py {args.what} {' '.join(run.name for run in args.runs)}", ""]
     last = "MB" if args.what == "stored" else "int8"
-    lines.append(f"{'run':14}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}{last:>8}")
+    lines.append(f"{'run':28}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}{last:>8}")
     seen: dict[tuple[str, str], list[tuple[float, Found]]] = defaultdict(list)
     for run in args.runs:
         task, before, found = measure(run, stored if args.what == "stored" else fast)
-        lines.append(f"{run.name:14}{'fp32':28}{before:8.2f}")
+        lines.append(f"{run.name:28}{'fp32':28}{before:8.2f}")
         for variant, (score, same, size) in found.items():
-            lines.append(f"{run.name:14}{variant:28}{score:8.2f}{before - score:+8.2f}{same:12.2%}{size:8.2f}")
+            lines.append(f"{run.name:28}{variant:28}{score:8.2f}{before - score:+8.2f}{same:12.2%}{size:8.2f}")
             seen[task, variant].append((before, (score, same, size)))
     lines += [
         "",
         "means over the runs of a task",
-        f"{'task':14}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}",
+        f"{'task':28}{args.what + ' as':28}{'score':>8}{'lost':>8}{'unchanged':>12}",
     ]
     for (task, variant), some in seen.items():
         score, same = (statistics.mean(found[place] for _, found in some) for place in (0, 1))
         lost = statistics.mean(before - found[0] for before, found in some)
-        lines.append(f"{task:14}{variant:28}{score:8.2f}{lost:+8.2f}{same:12.2%}   {len(some)} runs")
+        lines.append(f"{task:28}{variant:28}{score:8.2f}{lost:+8.2f}{same:12.2%}   {len(some)} runs")
     text = "\n".join(lines)
     print(text)
     if args.output:
