@@ -90,7 +90,6 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
 
 // What one forward pass needs; kept for the next one of the same thread's size.
 struct Encoder::Room {
-  size_t tokens;
   Activations hidden, wide, context, middle;
   Shorts shorts, more_shorts;
   std::vector<Array<float>> scratch;  // of each thread
@@ -169,15 +168,14 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
                   float* every) const {
   thread_local Room room;
-  room.tokens = 0;
-  for (const size_t length : lengths) room.tokens += length;
   Team team(pool);
   team.together([&] { run(team, use, in, lengths, room, out, every); });
 }
 
 void Encoder::run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
                   float* out, float* every) const {
-  const size_t tokens = room.tokens;
+  size_t tokens = 0;
+  for (const size_t length : lengths) tokens += length;
   room.hidden.shape(tokens, width);
   if (in.hidden)
     to_tiles(team, in.hidden, room.hidden);
