@@ -132,7 +132,7 @@ void set_relative(pinscher::Encoder& encoder, Rows<const float> table) {
   encoder.reach = (places + 1) / 2;
 }
 
-size_t sum_of(const std::vector<size_t>& lengths, const pinscher::Encoder& encoder, size_t tokens) {
+void check_lengths(const std::vector<size_t>& lengths, const pinscher::Encoder& encoder, size_t tokens) {
   size_t total = 0;
   for (const size_t length : lengths) {
     if (length > tokens - total) throw nb::value_error("the lengths do not add up to the tokens");
@@ -141,7 +141,6 @@ size_t sum_of(const std::vector<size_t>& lengths, const pinscher::Encoder& encod
     total += length;
   }
   if (total != tokens) throw nb::value_error("the lengths do not add up to the tokens");
-  return total;
 }
 
 // The tables stay where they are: the binding keeps the list alive.
@@ -157,18 +156,17 @@ void set_embeddings(pinscher::Encoder& encoder, const std::vector<Rows<const flo
 }
 
 pinscher::Encoder::Input input_of(const pinscher::Encoder& encoder, const std::optional<Rows<const float>>& hidden,
-                                  const std::vector<Vector<int64_t>>& indices, size_t tokens) {
+                                  const std::vector<Vector<int64_t>>& indices) {
   if (hidden) {
-    if (hidden->shape(0) != tokens || hidden->shape(1) != encoder.width)
-      throw nb::value_error("the hidden states do not fit the encoder");
-    return {hidden->data(), {}};
+    if (hidden->shape(1) != encoder.width) throw nb::value_error("the hidden states do not fit the encoder");
+    return {hidden->shape(0), hidden->data(), {}};
   }
   const auto& tables = encoder.embeddings.tables;
   if (indices.empty() || indices.size() != tables.size()) throw nb::value_error("one index for each table is needed");
-  pinscher::Encoder::Input in{nullptr, {}};
+  pinscher::Encoder::Input in{indices[0].shape(0), nullptr, {}};
   for (size_t i = 0; i < tables.size(); ++i) {
-    if (indices[i].shape(0) != tokens) throw nb::value_error("one index for each token is needed");
-    for (size_t t = 0; t < tokens; ++t)
+    if (indices[i].shape(0) != in.tokens) throw nb::value_error("one index for each token is needed");
+    for (size_t t = 0; t < in.tokens; ++t)
       if (indices[i].data()[t] < 0 || static_cast<size_t>(indices[i].data()[t]) >= tables[i].rows)
         throw nb::index_error("a token, position or type is out of range");
     in.indices.push_back(indices[i].data());
@@ -178,16 +176,18 @@ pinscher::Encoder::Input input_of(const pinscher::Encoder& encoder, const std::o
 
 void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa,
          std::optional<Rows<const float>> hidden, const std::vector<Vector<int64_t>>& indices,
-         const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every) {
-  const size_t tokens = out.shape(0);
-  if (out.shape(1) != encoder.width) throw nb::value_error("the hidden states do not fit the encoder");
-  const pinscher::Encoder::Input in = input_of(encoder, hidden, indices, tokens);
-  if (every && (every->shape(0) != tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width))
+         const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every, bool first) {
+  const pinscher::Encoder::Input in = input_of(encoder, hidden, indices);
+  check_lengths(lengths, encoder, in.tokens);
+  if (first && (every || encoder.layers.empty()))
+    throw nb::value_error("only the last of several layers can be left out for all but the first tokens");
+  const size_t made = first ? lengths.size() : in.tokens;
+  if (out.shape(0) != made || out.shape(1) != encoder.width ||
+      (every && (every->shape(0) != in.tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width)))
     throw nb::value_error("the hidden states do not fit the encoder");
-  sum_of(lengths, encoder, tokens);
   const Kernels& use = kernels_named(isa);
   nb::gil_scoped_release release;
-  encoder.run(pool, use, in, lengths, out.data(), every ? every->data() : nullptr);
+  encoder.run(pool, use, in, lengths, {out.data(), every ? every->data() : nullptr, first});
 }
 
 // ------------------------------------------------------------ the pruner's threshold
@@ -349,5 +349,5 @@ void bind_runtime(nb::module_& module) {
       .def("set_embeddings", &set_embeddings, nb::keep_alive<1, 2>(), "tables"_a, "weight"_a.noconvert(),
            "bias"_a.noconvert(), "epsilon"_a)
       .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert().none(), "indices"_a, "lengths"_a, "out"_a.noconvert(),
-           "every"_a.noconvert().none());
+           "every"_a.noconvert().none(), "first"_a);
 }

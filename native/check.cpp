@@ -98,10 +98,13 @@ void encoder(const Kernels& use, Pool& pool) {
       std::vector<int64_t> ids(tokens);
       for (auto& id : ids) id = static_cast<int64_t>(up_to(10));
       std::vector<float> out(tokens * width), every(3 * tokens * width);
-      made.run(pool, use, {nullptr, {ids.data()}}, lengths, out.data(), every.data());
-      std::vector<float> again(tokens * width);
-      made.run(pool, use, {every.data(), {}}, lengths, again.data(), nullptr);
+      made.run(pool, use, {tokens, nullptr, {ids.data()}}, lengths, {out.data(), every.data(), false});
+      std::vector<float> again(tokens * width), firsts(lengths.size() * width);
+      made.run(pool, use, {tokens, every.data(), {}}, lengths, {again.data(), nullptr, false});
+      made.run(pool, use, {tokens, every.data(), {}}, lengths, {firsts.data(), nullptr, true});
       for (size_t i = 0; i < out.size(); ++i) expect(std::abs(out[i] - again[i]) < (turn % 3 ? 1e-3f : 3e-2f), "an encoder");
+      for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
+        for (size_t k = 0; k < width; ++k) expect(firsts[s * width + k] == again[start * width + k], "a first token");
     }
 }
 

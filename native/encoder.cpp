@@ -29,6 +29,16 @@ void scatter(const float* from, size_t stride, size_t width, Activations& to, si
   }
 }
 
+// The first token of each sequence.
+void pick(const Activations& from, const std::vector<size_t>& lengths, Activations& to) {
+  to.shape(lengths.size(), from.features);
+  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
+    const float* in = from.tile(start / TILE) + start % TILE;
+    float* out = to.tile(s / TILE) + s % TILE;
+    for (size_t k = 0; k < from.features; ++k) out[k * TILE] = in[k * TILE];
+  }
+}
+
 // Adds the residual and normalises, and makes at once what `next` will multiply.
 void normalise(Team& team, const Kernels& use, Activations& x, const Activations& residual, const LayerNorm& norm,
                const Matrix* next, Shorts& shorts) {
@@ -90,37 +100,44 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
 
 // What one forward pass needs; kept for the next one of the same thread's size.
 struct Encoder::Room {
-  Activations hidden, wide, context, middle;
+  Activations hidden, wide, context, middle, firsts;
   Shorts shorts, more_shorts;
   std::vector<Array<float>> scratch;  // of each thread
 };
 
+// Where a sequence's tokens are, how many of them ask, and where what they get is put.
+struct Encoder::Sequence {
+  size_t start, count, queries, place;
+};
+
 // One head of one sequence: from queries, keys and values in room.wide to room.context.
-void Encoder::attend(const Kernels& use, bool shorts, size_t head, size_t start, size_t count, Room& room,
+void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, Room& room,
                      float* scratch) const {
+  const auto [start, count, queries, place] = one;
   const size_t stride = blocks(count, STRIP) * STRIP, feature = head * head_width;
   float *q = scratch, *k = q + head_width * stride, *v = k + head_width * stride, *out = v + head_width * stride;
-  gather(room.wide, feature, head_width, start, count, 1.0f / std::sqrt(static_cast<float>(head_width)), q, stride);
+  gather(room.wide, feature, head_width, start, queries, 1.0f / std::sqrt(static_cast<float>(head_width)), q, stride);
   gather(room.wide, width + feature, head_width, start, count, 1.0f, k, stride);
   gather(room.wide, 2 * width + feature, head_width, start, count, 1.0f, v, stride);
   const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) : nullptr;
   const auto attention = shorts && count <= MOST_KEYS ? use.attention_i16 : use.attention;
-  attention(q, k, v, out, stride, count, count, head_width, extra, out + head_width * stride);
-  scatter(out, stride, head_width, room.context, feature, start, count);
+  attention(q, k, v, out, stride, queries, count, head_width, extra, out + head_width * stride);
+  scatter(out, stride, head_width, room.context, feature, place, queries);
 }
 
-// From room.hidden to room.context, and what `next` will multiply to room.more_shorts.
+// From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more_shorts.
 void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                         const std::vector<size_t>& lengths, Room& room) const {
-  std::vector<size_t> start(lengths.size() + 1, 0);
-  for (size_t s = 0; s < lengths.size(); ++s) start[s + 1] = start[s] + lengths[s];
+                         const std::vector<size_t>& lengths, bool first, Room& room) const {
+  std::vector<Sequence> sequences;
+  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
+    sequences.push_back({start, lengths[s], first ? 1 : lengths[s], first ? s : start});
   const size_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const size_t stride = blocks(longest, STRIP) * STRIP;
-  const size_t tokens = room.hidden.tokens;
-  room.context.shape(tokens, width);
+  const size_t tokens = room.hidden.tokens, made = first ? lengths.size() : tokens;
+  room.context.shape(made, width);
   room.scratch.resize(std::max(room.scratch.size(), team.threads()));
   for (auto& some : room.scratch) some.reserve(4 * head_width * stride + attention_room(stride, head_width));
-  next.make_room(tokens, room.more_shorts);
+  next.make_room(made, room.more_shorts);
   const Matrix& matrix = *qkv.matrix;
   const bool shorts = matrix.kind == Kind::i8;
   const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
@@ -134,20 +151,18 @@ void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, cons
         matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none,
                               room.wide);
       for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
-        for (size_t s = 0; s < lengths.size(); ++s)
-          attend(use, shorts, head, start[s], lengths[s], room, room.scratch[thread].data());
+        for (const Sequence& one : sequences) attend(use, shorts, head, one, room, room.scratch[thread].data());
       next.narrow_features(use, room.context, group, room.more_shorts);
     });
   } else {
     matrix.multiply(team, use, room.hidden, room.shorts, bias_of(qkv), Activation::none, room.wide);
-    team.each(lengths.size() * heads, [&](size_t item, size_t thread) {
-      const size_t s = item / heads;
-      attend(use, shorts, item % heads, start[s], lengths[s], room, room.scratch[thread].data());
+    team.each(sequences.size() * heads, [&](size_t item, size_t thread) {
+      attend(use, shorts, item % heads, sequences[item / heads], room, room.scratch[thread].data());
     });
     team.each(blocks(width, BLOCK_N),
               [&](size_t block, size_t) { next.narrow_features(use, room.context, block, room.more_shorts); });
   }
-  next.settle(team, use, tokens, room.more_shorts);
+  next.settle(team, use, made, room.more_shorts);
 }
 
 // From room.middle, whose int16 form is in room.shorts, to room.hidden.
@@ -165,36 +180,37 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
   down.multiply(team, use, room.wide, *shorts, bias_of(layer.down), Activation::none, room.hidden);
 }
 
-void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
-                  float* every) const {
+void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+                  const Output& out) const {
   thread_local Room room;
   Team team(pool);
-  team.together([&] { run(team, use, in, lengths, room, out, every); });
+  team.together([&] { run(team, use, in, lengths, room, out); });
 }
 
 void Encoder::run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
-                  float* out, float* every) const {
-  size_t tokens = 0;
-  for (const size_t length : lengths) tokens += length;
-  room.hidden.shape(tokens, width);
+                  const Output& out) const {
+  room.hidden.shape(in.tokens, width);
   if (in.hidden)
     to_tiles(team, in.hidden, room.hidden);
   else
     embed(team, use, in, room.hidden);
-  if (every) to_rows(team, room.hidden, every);
+  if (out.every) to_rows(team, room.hidden, out.every);
   if (!layers.empty()) layers[0].qkv.matrix->narrow(team, use, room.hidden, room.shorts);
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
     const Matrix* next = number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
     const Matrix& out_by = *layer.out.matrix;
-    attend_all(team, use, layer.qkv, out_by, lengths, room);
+    const bool first = out.first && !next;
+    attend_all(team, use, layer.qkv, out_by, lengths, first, room);
+    if (first) pick(room.hidden, lengths, room.firsts);
     out_by.multiply(team, use, room.context, room.more_shorts, bias_of(layer.out), Activation::none, room.middle);
-    normalise(team, use, room.middle, room.hidden, layer.after_attention, layer.up.matrix.get(), room.shorts);
+    normalise(team, use, room.middle, first ? room.firsts : room.hidden, layer.after_attention, layer.up.matrix.get(),
+              room.shorts);
     apply_mlp(team, use, layer, room);
     normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);
-    if (every) to_rows(team, room.hidden, every + (number + 1) * tokens * width);
+    if (out.every) to_rows(team, room.hidden, out.every + (number + 1) * in.tokens * width);
   }
-  to_rows(team, room.hidden, out);
+  to_rows(team, room.hidden, out.last);
 }
 
 }  // namespace pinscher

@@ -55,24 +55,29 @@ class Encoder {
 
   // What goes in: hidden states [tokens, width], or an index [tokens] for each table.
   struct Input {
+    size_t tokens;
     const float* hidden;
     std::vector<const int64_t*> indices;
   };
-  // The last hidden states [tokens, width] of sequences that lie one behind the other; lengths sum to tokens. `every`,
-  // if any, gets [layers + 1][tokens, width]. Safe from several threads at once.
-  void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, float* out,
-           float* every) const;
+  // Sequences lie one behind the other; lengths sum to tokens.
+  struct Output {
+    float* last;   // the last hidden states [tokens, width], or [sequences, width] if only of first tokens
+    float* every;  // if any, gets [layers + 1][tokens, width]
+    bool first;    // only of each sequence's first token, without `every`: most of the last layer is not computed then
+  };
+  // Safe from several threads at once.
+  void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
 
  private:
   struct Room;
-  void run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room, float* out,
-           float* every) const;
+  void run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
+           const Output& out) const;
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
-  void attend(const Kernels& use, bool shorts, size_t head, size_t start, size_t count, Room& room,
-              float* scratch) const;
+  struct Sequence;
+  void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, Room& room, float* scratch) const;
   void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
   void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                  const std::vector<size_t>& lengths, Room& room) const;
+                  const std::vector<size_t>& lengths, bool first, Room& room) const;
 };
 
 // Rows [tokens, width] as tiles, and back.

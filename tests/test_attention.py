@@ -137,7 +137,7 @@ def encoder_of(kinds: list[str], middle: int, heads: int) -> object:
 
 def hidden_of(encoder, x: np.ndarray, lengths: list[int], threads: int, isa: str = "") -> np.ndarray:
     out = np.empty_like(x)
-    encoder.run(CORE.Pool(threads), isa, x, [], lengths, out, None)
+    encoder.run(CORE.Pool(threads), isa, x, [], lengths, out, None, False)
     return out
 
 
@@ -154,6 +154,28 @@ def test_the_number_of_threads_changes_nothing(lengths, heads):
     assert np.isfinite(one).all()
     for threads in (2, 4):
         assert (hidden_of(encoder, x, lengths, threads) == one).all()
+
+
+@pytest.mark.parametrize("kind", ["i8", "f32"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("heads", [6, 4])
+def test_first_tokens_alone_are_the_same(kind, lengths, heads):
+    encoder = encoder_of([kind] * 4, 500, heads)
+    x = tokens_of(sum(lengths), WIDTH, 5)
+    starts = np.cumsum([0, *lengths[:-1]])
+    for threads in (1, 2):
+        firsts = np.full((len(lengths), WIDTH), np.nan, np.float32)
+        encoder.run(CORE.Pool(threads), "", x, [], lengths, firsts, None, True)
+        assert (firsts == hidden_of(encoder, x, lengths, threads)[starts]).all()
+
+
+def test_first_tokens_alone_have_no_other_states():
+    encoder, x = encoder_of(["f32"] * 4, 500, 6), tokens_of(9, WIDTH, 0)
+    out, every = np.empty((1, WIDTH), np.float32), np.empty((27, WIDTH), np.float32)
+    with pytest.raises(ValueError, match="first tokens"):
+        encoder.run(CORE.Pool(1), "", x, [], [9], out, every, True)
+    with pytest.raises(ValueError, match="do not fit"):
+        encoder.run(CORE.Pool(1), "", x, [], [4, 5], out, None, True)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -105,6 +105,44 @@ def test_the_bare_model_too(name):
     assert ("pooler_output" in found) == ("pooler_output" in wanted)
 
 
+@pytest.mark.parametrize("mode", ["fp32", "int8"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_classifier_computes_the_end_of_the_last_layer_for_first_tokens_only(name, mode):
+    fast = pinscher.accelerate(model_of(name), mode=mode)
+    last = fast.base_model.fast_layers.packed[-1]
+    given = batch(3, 20)
+    before = [matrix.work for matrix in last]
+    alone = fast(**given).logits
+    done = [(m.work - b) // m.nonzeros for m, b in zip(last, before, strict=True)]
+    assert done == [int(given["attention_mask"].sum()), 3, 3, 3]  # keys and values are of all tokens
+    assert torch.equal(fast(**given, output_hidden_states=True).logits, alone)
+    seen = []
+    hook = fast.base_model.register_forward_hook(lambda _, __, out: seen.append(out[0].shape))
+    assert torch.equal(fast(**given).logits, alone)
+    hook.remove()
+    assert seen == [(3, 20, 48)]
+    assert fast.base_model(**given)[0].shape == (3, 20, 48)
+
+
+def test_a_head_that_may_read_all_tokens_gets_them():
+    class Mean(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden.mean(1)[:, :2]
+
+    model = model_of("roberta")
+    model.classifier = Mean()
+    given = batch(2, 12, padded=False)
+    found = pinscher.accelerate(model, mode="fp32")(**given).logits
+    assert torch.allclose(found, model(**given).logits, atol=2e-5)
+
+
+def test_a_row_whose_first_token_is_hidden():
+    fast = pinscher.accelerate(model_of("bert"), mode="fp32")
+    given = batch(2, 12, padded=False)
+    given["attention_mask"][1, :3] = 0
+    assert torch.equal(fast(**given).logits, fast(**given, output_hidden_states=True).logits)
+
+
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra-projected"])
 def test_holes_in_the_mask_are_holes(name):
     model = model_of(name, hf.AutoModel)
@@ -165,7 +203,7 @@ def test_nearly_all_work_is_done_in_sparse_kernels():
     fast = pinscher.accelerate(model, mode="int8")
     matrices = [matrix for layer in fast.bert.fast_layers.packed for matrix in layer]
     before = [matrix.work for matrix in matrices]
-    fast(**batch(2, 16, padded=False))
+    fast(**batch(2, 16, padded=False), output_hidden_states=True)
     weights = [m.weight for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layer." in n]
     wanted = 32 * sum(int(weight.count_nonzero()) for weight in weights)
     done = sum(m.work - b for m, b in zip(matrices, before, strict=True) if m.kind != "dense")

@@ -1,10 +1,13 @@
 """A BERT-family model whose layers run in native code: the same class, the same call, the same outputs.
 
-Tokens that the attention mask hides are not computed; their hidden states come out as zeros.
+Tokens that the attention mask hides are not computed; their hidden states come out as zeros. Where only the first token
+of a row is read, as by a classifier, most of the last layer is not computed either.
 """
 
 from __future__ import annotations
 
+import functools
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
 TYPED = ("bert", "camembert", "electra", "roberta", "xlm-roberta")  # these have embeddings of token types
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
+ONLY_FIRST: ContextVar[bool] = ContextVar("only_first", default=False)  # whether the caller reads first tokens only
 
 
 class Layers(nn.Module):
@@ -37,7 +41,13 @@ class Layers(nn.Module):
         return f"{self.count} layers of width {self.width}, {zeros:.1%} zeros; matrices: {listed}"
 
     def forward(
-        self, hidden: Tensor | None, indices: list[Tensor], shape: tuple[int, int], mask: Tensor | None, every: bool
+        self,
+        hidden: Tensor | None,
+        indices: list[Tensor],
+        shape: tuple[int, int],
+        mask: Tensor | None,
+        every: bool,
+        first: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The last hidden state, [*shape, width], and every layer's if asked for.
 
@@ -47,6 +57,8 @@ class Layers(nn.Module):
             shape: rows and tokens.
             mask: of that shape, or None.
             every: whether all layers' outputs are wanted.
+            first: whether each row's first token will do; then the last hidden state is [rows, 1, width], unless it
+                has to be computed whole for another reason.
         """
         seen = None if mask is None or bool(mask.all()) else mask.bool()
         lengths = [shape[1]] * shape[0] if seen is None else [n for n in seen.sum(1).tolist() if n]
@@ -55,13 +67,16 @@ class Layers(nn.Module):
         rows = None
         if hidden is not None:
             rows = (hidden if seen is None else hidden[seen]).detach().float().reshape(-1, self.width).contiguous()
-        out = torch.empty(tokens, self.width)
+        first = first and not every and tokens > 0 and self.count > 0 and (seen is None or bool(seen[:, 0].all()))
+        out = torch.empty(len(lengths) if first else tokens, self.width)
         states = torch.empty((self.count + 1) * tokens, self.width) if every else None
         if tokens:
             given = None if rows is None else rows.numpy()
             all_states = None if states is None else states.numpy()
             pool = native.pool(self.threads)
-            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states)
+            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states, first)
+        if first:
+            return out.view(shape[0], 1, self.width), None
 
         def placed(some: Tensor) -> Tensor:
             if seen is None:
@@ -118,7 +133,8 @@ class FastEncoder:
                 indices = _indices(me, input_ids, token_type_ids)
             else:
                 hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
-            last, states = me.fast_layers(hidden, indices, shape, mask, bool(every))
+            first = ONLY_FIRST.get() and not me._forward_hooks  # a hook may look at all tokens
+            last, states = me.fast_layers(hidden, indices, shape, mask, bool(every), first)
             last = last.to(me.dtype)
             fields = {"last_hidden_state": last}
             if (pooler := getattr(me, "pooler", None)) is not None:
@@ -127,6 +143,26 @@ class FastEncoder:
                 fields["hidden_states"] = tuple(state.to(me.dtype) for state in states)
             found = me.result_class(**fields)
         return found if as_dict else found.to_tuple()
+
+
+def reads_first_only(model: Any) -> bool:
+    """Whether a model's answer hangs on its rows' first tokens alone: transformers' own classifiers, unchanged."""
+    known = all(type(part).__module__.startswith(("transformers.", "torch.")) for part in model.modules())
+    return known and type(model).__name__.endswith("ForSequenceClassification")
+
+
+def asks_for_first(kind: type) -> type:
+    """The same class of models, whose base model is told that first tokens will do."""
+
+    @functools.wraps(kind.forward)  # type: ignore[attr-defined]
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        before = ONLY_FIRST.set(True)
+        try:
+            return kind.forward(self, *given, **named)  # type: ignore[attr-defined]
+        finally:
+            ONLY_FIRST.reset(before)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def embedded(

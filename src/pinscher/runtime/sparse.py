@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pinscher import native
 from pinscher.errors import InputError
 from pinscher.runtime import choice, kernels
-from pinscher.runtime.encoder import SHIFTED, FastEncoder
+from pinscher.runtime.encoder import SHIFTED, FastEncoder, asks_for_first, reads_first_only
 from pinscher.runtime.families import Family, family_of
 from pinscher.runtime.kernels import Weights
 from pinscher.store.anatomy import is_flipped
@@ -122,6 +122,8 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     import transformers.modeling_outputs as outputs
 
     base = model.base_model
+    if reads_first_only(model):
+        model.__class__ = asks_for_first(type(model))
     prefix = next(name for name, module in model.named_modules() if module is base)
     stem = ".".join(part for part in (prefix, family.layers) if part)
     layers = [
