@@ -2,6 +2,7 @@
 
     python benchmarks/latency.py --deepsparse ds-venv --output benchmarks/results/latency.txt
     python benchmarks/latency.py --model RUN/model …                # a model that was pruned, instead of random masks
+    python benchmarks/latency.py --before VENV/bin/python           # against the pinscher that is installed there
 
 Each engine is a process of its own and uses as many threads as the machine has cores. A ratio is the median over the
 rounds of what it was in each, so that what slows a round down counts on both sides. ONNX Runtime gets what its users
@@ -31,7 +32,8 @@ from pinscher.runtime import bench, engines, kernels
 from pinscher.runtime.kernels import Weights
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["torch", "onnxruntime", "onnxruntime-int8", "pinscher-fp32", "pinscher"]
+OURS = ["pinscher-fp32", "pinscher"]
+NAMES = ["torch", "onnxruntime", "onnxruntime-int8", *OURS]
 DEEPSPARSE = {"deepsparse": "onnx/model-plain.onnx", "deepsparse-int8": "onnx/model.int8.onnx"}
 EXPECTED = {
     0.8: {"onnxruntime": 1.27, "onnxruntime-int8": 2.31, "deepsparse": 2.8, "deepsparse-int8": 3.9},
@@ -63,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, action="append", default=[])
     parser.add_argument("--deepsparse", type=Path, help="virtual environment with DeepSparse 1.8, made if needed")
+    parser.add_argument("--before", help="Python of an environment with another version of pinscher: only it, torch and ours")
     parser.add_argument("--seconds", type=float, default=20, help="for each shape")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--avx2", action="store_true", help="let torch, DeepSparse and pinscher use no wider vectors")
@@ -71,7 +74,9 @@ def main() -> None:
     if args.avx2:
         os.environ.update(NARROW)
         NAMES[:] = [name for name in NAMES if not name.startswith("onnxruntime")]  # which cannot be told
-    told = " --avx2" if args.avx2 else ""
+    if args.before:
+        NAMES[:] = ["torch", *OURS]
+    told = (" --avx2" if args.avx2 else "") + (" --before VENV/bin/python" if args.before else "")
     lines = [f"$ python benchmarks/latency.py{told}" + "".join(f" --model {p.parent.name}" for p in args.model), ""]
     lines += [f"{processor()}, kernels {native.isa()}, {args.threads} threads, torch {torch.__version__}", ""]
     if args.model:
@@ -80,7 +85,7 @@ def main() -> None:
     else:
         for sparsity in (0.8, 0.9):
             lines += compare(f"BERT-base, random masks, {sparsity:.0%}", masked(sparsity), sparsity, args)
-        lines += break_even()
+        lines += [] if args.before else break_even()
     text = "\n".join(lines)
     print(text)
     if args.output:
@@ -122,14 +127,15 @@ def compare(title: str, model: Any, sparsity: float | None, args: argparse.Names
                 if length > model.config.max_position_embeddings:
                     continue
                 inputs = bench.inputs_of(model, batch, length)
-                with deepsparse(files, args, batch, length) as more:
+                with deepsparse(files, args, batch, length) as more, earlier(files, args) as old:
                     longer = LONGER if (batch, length) == (1, 128) else 1
-                    found = bench.measure({**ready, **more}, inputs, args.seconds * longer)
+                    found = bench.measure({**ready, **more, **old}, inputs, args.seconds * longer)
                 some = table(f"batch {batch}, {length} tokens", found)
                 some += verdict(found, sparsity) if (batch, length) == (1, 128) else []
+                some += progress(found) if args.before else []
                 print("\n".join(some), flush=True)
                 lines += some
-        lines += scaling(files, bench.inputs_of(model, 1, 128), args)
+        lines += [] if args.before else scaling(files, bench.inputs_of(model, 1, 128), args)
     return lines
 
 
@@ -143,6 +149,19 @@ def deepsparse(files: Path, args: argparse.Namespace, batch: int, length: int) -
             command = ["env", f"PYTHONPATH={HERE.parent / 'src'}", *command]
             ready[name] = engines.Worker(name, [*command, str(args.threads), str(batch), str(length)])
             stack.callback(ready[name].close)
+        yield ready
+
+
+@contextmanager
+def earlier(files: Path, args: argparse.Namespace) -> Iterator[dict[str, engines.Worker]]:
+    """The same engines of another version, in its own environment."""
+    with ExitStack() as stack:
+        ready = {}
+        for name in OURS if args.before else ():
+            path = str(files / engines.FILES[name])
+            command = [args.before, "-W", "ignore", "-m", "pinscher.runtime.engines", name, path, str(args.threads)]
+            ready[f"{name} before"] = engines.Worker(name, command)
+            stack.callback(ready[f"{name} before"].close)
         yield ready
 
 
@@ -172,6 +191,11 @@ def verdict(found: dict[str, dict[str, Any]], sparsity: float | None) -> list[st
                 met = "met" if ratio >= least else "MISSED"
                 lines.append(f"    {name} against {peer}: {ratio:.2f} × (bound {least}: {met})")
     return [*lines, ""]
+
+
+def progress(found: dict[str, dict[str, Any]]) -> list[str]:
+    ratios = [(name, bench.times_as_fast(found[name], found[f"{name} before"])) for name in OURS]
+    return [*(f"    {name}: {ratio:.2f} × as fast as before" for name, ratio in ratios), ""]
 
 
 def scaling(files: Path, inputs: Any, args: argparse.Namespace) -> list[str]:

@@ -14,7 +14,6 @@ namespace avx2 {
 
 constexpr size_t LANES = 8;
 constexpr int REGISTERS = 16;
-constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 

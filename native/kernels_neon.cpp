@@ -7,7 +7,6 @@ namespace neon {
 
 constexpr size_t LANES = 4;  // every aarch64 machine has these: no other target than the rest
 constexpr int REGISTERS = 32;
-constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 

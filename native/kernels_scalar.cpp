@@ -6,7 +6,6 @@ namespace scalar {
 
 constexpr size_t LANES = 4;
 constexpr int REGISTERS = 16;
-constexpr bool BYTES_FROM_REGISTERS = false;  // whether a byte is broadcast as fast as from memory
 typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 8)));
 typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
