@@ -65,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, action="append", default=[])
     parser.add_argument("--deepsparse", type=Path, help="virtual environment with DeepSparse 1.8, made if needed")
-    parser.add_argument("--before", help="Python of an environment with another version of pinscher: only it, torch and ours")
+    parser.add_argument(
+        "--before", help="Python of an environment with another version of pinscher: only it, torch and ours"
+    )
     parser.add_argument("--seconds", type=float, default=20, help="for each shape")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--avx2", action="store_true", help="let torch, DeepSparse and pinscher use no wider vectors")

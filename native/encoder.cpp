@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <mutex>
 
 namespace pinscher {
 namespace {
+
+constexpr size_t SHARE = 256;      // tokens that one thread takes through all layers: more do not stay near it
+constexpr double TOGETHER = 0.85;  // of its speed that a thread keeps where all share in every step
 
 // A head's part of the tokens of one sequence, [width][stride], gathered from tiles, and back.
 void gather(const Activations& from, size_t feature, size_t width, size_t start, size_t count, float factor, float* to,
@@ -180,10 +184,59 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
   down.multiply(team, use, room.wide, *shorts, bias_of(layer.down), Activation::none, room.hidden);
 }
 
+// Some sequences, one behind the other, that one thread takes through all layers.
+struct Encoder::Part {
+  size_t first, count;  // sequences
+  size_t start, tokens;
+};
+
+// Threads that go through all layers by themselves never wait for each other: worth it if sequences go round evenly.
+std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads) {
+  const size_t rounds = std::max<size_t>(1, blocks(tokens, threads * SHARE));
+  const size_t wanted = std::max(WIDE, blocks(tokens, threads * rounds));
+  std::vector<Part> parts;
+  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
+    if (parts.empty() || parts.back().tokens + lengths[s] / 2 > wanted) parts.push_back({s, 0, start, 0});
+    ++parts.back().count;
+    parts.back().tokens += lengths[s];
+  }
+  std::vector<size_t> load(threads, 0);
+  for (const Part& part : parts) *std::min_element(load.begin(), load.end()) += blocks(part.tokens, STRIP) * STRIP;
+  const size_t longest = *std::max_element(load.begin(), load.end());
+  if (static_cast<double>(longest * threads) * TOGETHER > static_cast<double>(tokens)) parts.clear();
+  return parts;
+}
+
+void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
+                       const Part& part) const {
+  thread_local Room room;
+  Team alone;
+  Input some{part.tokens, in.hidden ? in.hidden + part.start * width : nullptr, {}};
+  for (const int64_t* index : in.indices) some.indices.push_back(index + part.start);
+  const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.first);
+  const size_t row = out.first ? part.first : part.start;
+  run(alone, use, some, {from, from + static_cast<std::ptrdiff_t>(part.count)}, room,
+      {out.last + row * width, nullptr, out.first});
+}
+
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
                   const Output& out) const {
-  thread_local Room room;
   Team team(pool);
+  const auto parts = out.every ? std::vector<Part>() : parts_of(lengths, in.tokens, team.threads());
+  if (parts.size() > 1) {
+    std::vector<std::exception_ptr> failures(parts.size());  // nothing may be thrown through the pool
+    team.each(parts.size(), [&](size_t number, size_t) {
+      try {
+        run_part(use, in, lengths, out, parts[number]);
+      } catch (...) {
+        failures[number] = std::current_exception();
+      }
+    });
+    for (const auto& failure : failures)
+      if (failure) std::rethrow_exception(failure);
+    return;
+  }
+  thread_local Room room;
   team.together([&] { run(team, use, in, lengths, room, out); });
 }
 

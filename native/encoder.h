@@ -70,6 +70,10 @@ class Encoder {
 
  private:
   struct Room;
+  struct Part;
+  static std::vector<Part> parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads);
+  void run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
+                const Part& part) const;
   void run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
            const Output& out) const;
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;

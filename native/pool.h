@@ -51,11 +51,12 @@ class Pool {
   void* context_ = nullptr;
 };
 
-// One caller's hold on the pool. If another thread has the workers, this one does its work alone.
+// One caller's hold on the pool. If another thread has the workers, or it has no pool, this one does its work alone.
 class Team {
  public:
-  explicit Team(Pool& pool) : pool_(pool), lock_(pool.busy_, std::try_to_lock) {}
-  size_t threads() const { return lock_ ? pool_.threads() : 1; }
+  Team() = default;
+  explicit Team(Pool& pool) : pool_(&pool), lock_(pool.busy_, std::try_to_lock) {}
+  size_t threads() const { return lock_ ? pool_->threads() : 1; }
 
   // Calls work(item, thread) for every item, in any order; returns when all are done. `work` does not throw.
   template <typename Work>
@@ -66,7 +67,7 @@ class Team {
     }
     using Plain = std::remove_reference_t<Work>;
     const auto job = [](void* context, size_t item, size_t thread) { (*static_cast<Plain*>(context))(item, thread); };
-    together([&] { pool_.share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
+    together([&] { pool_->share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
   }
 
   // Calls body(), in which `each` finds the workers awake: for many small steps one after the other.
@@ -76,7 +77,7 @@ class Team {
     inside_ = true;
     using Plain = std::remove_reference_t<Body>;
     const Leave leave{inside_};
-    pool_.gather([](void* context) { (*static_cast<Plain*>(context))(); }, &body);
+    pool_->gather([](void* context) { (*static_cast<Plain*>(context))(); }, &body);
   }
 
  private:
@@ -84,7 +85,7 @@ class Team {
     bool& inside;
     ~Leave() { inside = false; }
   };
-  Pool& pool_;
+  Pool* pool_ = nullptr;
   std::unique_lock<std::mutex> lock_;
   bool inside_ = false;
 };

@@ -141,13 +141,15 @@ def hidden_of(encoder, x: np.ndarray, lengths: list[int], threads: int, isa: str
     return out
 
 
-LENGTHS = [[1], [33], [128], [129], [40, 1, 90], [200, 256]]
+# The last three go round evenly: threads take whole sequences.
+LENGTHS = [[1], [33], [128], [129], [40, 1, 90], [200, 256], [64] * 9, [30, 100, 5, 90, 128, 7, 60, 140]]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("heads", [6, 4])  # of 64 numbers, a whole number of which makes a block of rows; of 96
 def test_the_number_of_threads_changes_nothing(lengths, heads):
-    """One thread goes from a head's products to its attention at once, four do one after the other."""
+    """One thread goes from a head's products to its attention at once, four do one after the other; or each takes some
+    sequences through all layers."""
     encoder = encoder_of(["i8"] * 4, 500, heads)
     x = tokens_of(sum(lengths), WIDTH, 0)
     one = hidden_of(encoder, x, lengths, 1)
