@@ -102,12 +102,17 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
   });
 }
 
-// What one forward pass needs; kept for the next one of the same thread's size.
+// What one forward pass needs; kept for the thread's next one.
 struct Encoder::Room {
   Activations hidden, wide, context, middle, firsts;
   Shorts shorts, more_shorts;
   std::vector<Array<float>> scratch;  // of each thread
 };
+
+Encoder::Room& Encoder::own_room() {
+  thread_local Room room;
+  return room;
+}
 
 // Where a sequence's tokens are, how many of them ask, and where what they get is put.
 struct Encoder::Sequence {
@@ -209,13 +214,12 @@ std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths,
 
 void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
                        const Part& part) const {
-  thread_local Room room;
   Team alone;
   Input some{part.tokens, in.hidden ? in.hidden + part.start * width : nullptr, {}};
   for (const int64_t* index : in.indices) some.indices.push_back(index + part.start);
   const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.first);
   const size_t row = out.first ? part.first : part.start;
-  run(alone, use, some, {from, from + static_cast<std::ptrdiff_t>(part.count)}, room,
+  run(alone, use, some, {from, from + static_cast<std::ptrdiff_t>(part.count)}, own_room(),
       {out.last + row * width, nullptr, out.first});
 }
 
@@ -236,7 +240,7 @@ void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::ve
       if (failure) std::rethrow_exception(failure);
     return;
   }
-  thread_local Room room;
+  Room& room = own_room();
   team.together([&] { run(team, use, in, lengths, room, out); });
 }
 

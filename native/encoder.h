@@ -70,6 +70,7 @@ class Encoder {
 
  private:
   struct Room;
+  static Room& own_room();  // of the calling thread
   struct Part;
   static std::vector<Part> parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads);
   void run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
