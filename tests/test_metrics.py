@@ -395,6 +395,14 @@ def test_meteor_neither_hangs_nor_hides_a_failure(monkeypatch):
         metrics.meteor(SAID, REFERENCES)
 
 
+@pytest.mark.parametrize("code", ["sys.exit('no such table')", "time.sleep(60)"])
+def test_without_meteor_the_other_scores_of_e2e_are_not_lost(monkeypatch, code):
+    stand_in(monkeypatch, code)
+    monkeypatch.setattr(metrics, "METEOR_SECONDS", 0.3)
+    with pytest.warns(UserWarning, match="METEOR could not be computed and is left out"):
+        assert metrics.e2e_scores(SAID, REFERENCES).keys() == {"bleu", "rouge_l"}
+
+
 def test_where_meteor_is_looked_for(monkeypatch, tmp_path):
     jar = tmp_path / "pycocoevalcap" / "meteor" / "meteor-1.5.jar"
     jar.parent.mkdir(parents=True)
