@@ -9,7 +9,7 @@ rounds of what it was in each, so that what slows a round down counts on both si
 give it: fused nodes, and for INT8 dynamic quantisation per channel. DeepSparse needs a virtual environment of its own,
 which is made if it is not there; without `--deepsparse` it is left out. `expected` is what each peer's ratio to torch
 was on the machine the bounds were set on (2 cores, AVX2, no AVX-512): where a peer is off by more than 15 %, this is
-another kind of machine and the bounds do not apply to it.
+another kind of machine and the bounds are not its own.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def main() -> None:
     if args.before:
         NAMES[:] = ["torch", *OURS]
     told = (" --avx2" if args.avx2 else "") + (" --before VENV/bin/python" if args.before else "")
+    told += " --deepsparse VENV" if args.deepsparse else ""
     lines = [f"$ python benchmarks/latency.py{told}" + "".join(f" --model {p.parent.name}" for p in args.model), ""]
     lines += [f"{processor()}, kernels {native.isa()}, {args.threads} threads, torch {torch.__version__}", ""]
     if args.model:
@@ -161,7 +162,8 @@ def earlier(files: Path, args: argparse.Namespace) -> Iterator[dict[str, engines
         ready = {}
         for name in OURS if args.before else ():
             path = str(files / engines.FILES[name])
-            command = [args.before, "-W", "ignore", "-m", "pinscher.runtime.engines", name, path, str(args.threads)]
+            command = ["env", "-u", "PYTHONPATH", args.before, "-P", "-W", "ignore", "-m", "pinscher.runtime.engines"]
+            command += [name, path, str(args.threads)]
             ready[f"{name} before"] = engines.Worker(name, command)
             stack.callback(ready[f"{name} before"].close)
         yield ready

@@ -180,7 +180,7 @@ void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::stri
   const pinscher::Encoder::Input in = input_of(encoder, hidden, indices);
   check_lengths(lengths, encoder, in.tokens);
   if (first && (every || encoder.layers.empty()))
-    throw nb::value_error("only the last of several layers can be left out for all but the first tokens");
+    throw nb::value_error("first tokens alone need a layer, and come without the states of the others");
   const size_t made = first ? lengths.size() : in.tokens;
   if (out.shape(0) != made || out.shape(1) != encoder.width ||
       (every && (every->shape(0) != in.tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width)))

@@ -136,13 +136,13 @@ void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequenc
 
 // From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more_shorts.
 void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                         const std::vector<size_t>& lengths, bool first, Room& room) const {
+                         const std::vector<size_t>& lengths, bool only_first, Room& room) const {
   std::vector<Sequence> sequences;
   for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
-    sequences.push_back({start, lengths[s], first ? 1 : lengths[s], first ? s : start});
+    sequences.push_back({start, lengths[s], only_first ? 1 : lengths[s], only_first ? s : start});
   const size_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const size_t stride = blocks(longest, STRIP) * STRIP;
-  const size_t tokens = room.hidden.tokens, made = first ? lengths.size() : tokens;
+  const size_t tokens = room.hidden.tokens, made = only_first ? lengths.size() : tokens;
   room.context.shape(made, width);
   room.scratch.resize(std::max(room.scratch.size(), team.threads()));
   for (auto& some : room.scratch) some.reserve(4 * head_width * stride + attention_room(stride, head_width));
@@ -191,20 +191,23 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
 
 // Some sequences, one behind the other, that one thread takes through all layers.
 struct Encoder::Part {
-  size_t first, count;  // sequences
+  size_t sequence, count;  // the first one, and how many
   size_t start, tokens;
 };
 
-// Threads that go through all layers by themselves never wait for each other: worth it if sequences go round evenly.
+// Threads that go through all layers by themselves never wait for each other. Parts are as large as lets every thread
+// have equally many of them, but not below a tile; there are none if the last to finish would take longer than all do
+// together.
 std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads) {
-  const size_t rounds = std::max<size_t>(1, blocks(tokens, threads * SHARE));
-  const size_t wanted = std::max(WIDE, blocks(tokens, threads * rounds));
+  const size_t for_each = std::max<size_t>(1, blocks(tokens, threads * SHARE));
+  const size_t wanted = std::max(WIDE, blocks(tokens, threads * for_each));
   std::vector<Part> parts;
   for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
     if (parts.empty() || parts.back().tokens + lengths[s] / 2 > wanted) parts.push_back({s, 0, start, 0});
     ++parts.back().count;
     parts.back().tokens += lengths[s];
   }
+  if (threads == 1) return parts;
   std::vector<size_t> load(threads, 0);
   for (const Part& part : parts) *std::min_element(load.begin(), load.end()) += blocks(part.tokens, STRIP) * STRIP;
   const size_t longest = *std::max_element(load.begin(), load.end());
@@ -217,10 +220,10 @@ void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<si
   Team alone;
   Input some{part.tokens, in.hidden ? in.hidden + part.start * width : nullptr, {}};
   for (const int64_t* index : in.indices) some.indices.push_back(index + part.start);
-  const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.first);
-  const size_t row = out.first ? part.first : part.start;
+  const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.sequence);
+  const size_t row = out.only_first ? part.sequence : part.start;
   run(alone, use, some, {from, from + static_cast<std::ptrdiff_t>(part.count)}, own_room(),
-      {out.last + row * width, nullptr, out.first});
+      {out.last + row * width, nullptr, out.only_first});
 }
 
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
@@ -257,11 +260,11 @@ void Encoder::run(Team& team, const Kernels& use, const Input& in, const std::ve
     const Layer& layer = layers[number];
     const Matrix* next = number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
     const Matrix& out_by = *layer.out.matrix;
-    const bool first = out.first && !next;
-    attend_all(team, use, layer.qkv, out_by, lengths, first, room);
-    if (first) pick(room.hidden, lengths, room.firsts);
+    const bool only_first = out.only_first && !next;
+    attend_all(team, use, layer.qkv, out_by, lengths, only_first, room);
+    if (only_first) pick(room.hidden, lengths, room.firsts);
     out_by.multiply(team, use, room.context, room.more_shorts, bias_of(layer.out), Activation::none, room.middle);
-    normalise(team, use, room.middle, first ? room.firsts : room.hidden, layer.after_attention, layer.up.matrix.get(),
+    normalise(team, use, room.middle, only_first ? room.firsts : room.hidden, layer.after_attention, layer.up.matrix.get(),
               room.shorts);
     apply_mlp(team, use, layer, room);
     normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);

@@ -59,13 +59,12 @@ class Encoder {
     const float* hidden;
     std::vector<const int64_t*> indices;
   };
-  // Sequences lie one behind the other; lengths sum to tokens.
   struct Output {
-    float* last;   // the last hidden states [tokens, width], or [sequences, width] if only of first tokens
-    float* every;  // if any, gets [layers + 1][tokens, width]
-    bool first;    // only of each sequence's first token, without `every`: most of the last layer is not computed then
+    float* last;      // the last hidden states [tokens, width], or [sequences, width] if only of first tokens
+    float* every;     // if any, gets [layers + 1][tokens, width]
+    bool only_first;  // of each sequence, without `every`: most of the last layer is not computed then
   };
-  // Safe from several threads at once.
+  // Sequences lie one behind the other; lengths sum to tokens. Safe from several threads at once.
   void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
 
  private:
@@ -82,7 +81,7 @@ class Encoder {
   void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, Room& room, float* scratch) const;
   void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
   void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                  const std::vector<size_t>& lengths, bool first, Room& room) const;
+                  const std::vector<size_t>& lengths, bool only_first, Room& room) const;
 };
 
 // Rows [tokens, width] as tiles, and back.

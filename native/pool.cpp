@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <exception>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -48,6 +49,7 @@ const OpenMp& openmp() {
 }  // namespace
 
 Pool::Pool(size_t threads) : threads_(threads) {
+  if (!threads) throw std::invalid_argument("a pool has one thread at least");
   if (openmp().parallel) return;
   for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }

@@ -174,7 +174,7 @@ def test_first_tokens_alone_are_the_same(kind, lengths, heads):
 def test_first_tokens_alone_have_no_other_states():
     encoder, x = encoder_of(["f32"] * 4, 500, 6), tokens_of(9, WIDTH, 0)
     out, every = np.empty((1, WIDTH), np.float32), np.empty((27, WIDTH), np.float32)
-    with pytest.raises(ValueError, match="first tokens"):
+    with pytest.raises(ValueError, match="first tokens alone"):
         encoder.run(CORE.Pool(1), "", x, [], [9], out, every, True)
     with pytest.raises(ValueError, match="do not fit"):
         encoder.run(CORE.Pool(1), "", x, [], [4, 5], out, None, True)

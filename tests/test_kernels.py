@@ -224,3 +224,8 @@ def test_what_does_not_fit_is_refused(change):
 def test_codes_below_the_least_are_refused():
     with pytest.raises(ValueError, match="below -127"):
         CORE.Matrix.from_i8(np.full((2, 2), -128, np.int8), np.ones(2, np.float32))
+
+
+def test_a_pool_of_nobody_is_refused():
+    with pytest.raises(ValueError, match="one thread at least"):
+        CORE.Pool(0)

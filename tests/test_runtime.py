@@ -116,24 +116,89 @@ def test_a_classifier_computes_the_end_of_the_last_layer_for_first_tokens_only(n
     done = [(m.work - b) // m.nonzeros for m, b in zip(last, before, strict=True)]
     assert done == [int(given["attention_mask"].sum()), 3, 3, 3]  # keys and values are of all tokens
     assert torch.equal(fast(**given, output_hidden_states=True).logits, alone)
-    seen = []
-    hook = fast.base_model.register_forward_hook(lambda _, __, out: seen.append(out[0].shape))
-    assert torch.equal(fast(**given).logits, alone)
-    hook.remove()
-    assert seen == [(3, 20, 48)]
     assert fast.base_model(**given)[0].shape == (3, 20, 48)
 
 
-def test_a_head_that_may_read_all_tokens_gets_them():
-    class Mean(torch.nn.Module):
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            return hidden.mean(1)[:, :2]
+def watch(fast: Any, where: str) -> tuple[list[Any], Any]:
+    """The shapes of the last hidden states that somebody sees, and how to stop looking."""
+    seen: list[Any] = []
+    base = fast.base_model
+    if where == "base":
+        return seen, base.register_forward_hook(lambda _, __, out: seen.append(out[0].shape)).remove
+    if where == "anywhere":
+        look = torch.nn.modules.module.register_module_forward_hook(
+            lambda module, _, out: seen.append(out[0].shape) if module is base else None
+        )
+        return seen, look.remove
+    if where == "method":
+        own = base.forward
+        base.forward = lambda *a, **k: [out := own(*a, **k), seen.append(out[0].shape)][0]
+        return seen, lambda: vars(base).pop("forward")
+    reader = fast.classifier if getattr(base, "pooler", None) is None else base.pooler
+    return seen, reader.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape)).remove
 
-    model = model_of("roberta")
-    model.classifier = Mean()
+
+@pytest.mark.parametrize("where", ["base", "anywhere", "method", "reader"])
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_whoever_looks_on_sees_all_tokens(name, where):
+    fast, given = pinscher.accelerate(model_of(name), mode="fp32"), batch(3, 20)
+    alone = fast(**given).logits
+    seen, stop = watch(fast, where)
+    assert torch.equal(fast(**given).logits, alone)
+    stop()
+    assert seen == [(3, 20, 48)]
+    assert torch.equal(fast(**given).logits, alone)
+    assert len(seen) == 1
+
+
+class Mean(torch.nn.Module):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.mean(1)[:, :2]
+
+
+HEADS_OF_ONES_OWN = {
+    "mean": Mean,
+    "torch": lambda: torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.Linear(12 * 48, 2)),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("head", HEADS_OF_ONES_OWN)
+def test_a_head_that_may_read_all_tokens_gets_them(head, when):
+    model, given = model_of("roberta"), batch(2, 12, padded=False)
+    own = HEADS_OF_ONES_OWN[head]().eval()
+    fast = pinscher.accelerate(model, mode="fp32")
+    model.classifier = own
+    if when == "before":
+        fast = pinscher.accelerate(model, mode="fp32")
+    else:
+        fast.classifier = own
+    assert torch.allclose(fast(**given).logits, model(**given).logits, atol=2e-5)
+
+
+def test_another_model_that_is_called_meanwhile_computes_all_tokens():
+    outer, inner = pinscher.accelerate(model_of("bert")), pinscher.accelerate(model_of("bert", hf.AutoModel))
+    given, seen = batch(2, 12), []
+    outer.dropout.register_forward_hook(lambda *_: seen.append(inner(**given)[0].shape))
+    outer(**given)
+    assert seen == [(2, 12, 48)]
+
+
+def test_the_class_stays_what_it_was():
+    model = model_of("bert")
+    one, other = pinscher.accelerate(model), pinscher.accelerate(model)
+    assert type(one) is type(other)
+    assert (type(one).__module__, type(one).__qualname__) == (type(model).__module__, type(model).__qualname__)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_torch_compile_goes_round_it(name):
+    torch.manual_seed(0)
+    gpt2 = hf.GPT2Config(vocab_size=99, n_embd=48, n_layer=2, n_head=4, pad_token_id=0)
+    model = model_of("bert") if name == "bert" else pruned_(hf.GPT2ForSequenceClassification(gpt2))
     given = batch(2, 12, padded=False)
-    found = pinscher.accelerate(model, mode="fp32")(**given).logits
-    assert torch.allclose(found, model(**given).logits, atol=2e-5)
+    compiled = torch.compile(pinscher.accelerate(model, mode="fp32"), backend="eager")
+    assert torch.allclose(compiled(**given).logits, model(**given).logits, atol=2e-5)
 
 
 def test_a_row_whose_first_token_is_hidden():

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from pinscher import native
 from pinscher.errors import InputError
@@ -21,7 +22,9 @@ from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
 TYPED = ("bert", "camembert", "electra", "roberta", "xlm-roberta")  # these have embeddings of token types
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
-ONLY_FIRST: ContextVar[bool] = ContextVar("only_first", default=False)  # whether the caller reads first tokens only
+ONLY_FIRST: ContextVar[Any] = ContextVar(
+    "only_first", default=None
+)  # the base model whose caller reads first tokens only
 
 
 class Layers(nn.Module):
@@ -40,6 +43,7 @@ class Layers(nn.Module):
         listed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return f"{self.count} layers of width {self.width}, {zeros:.1%} zeros; matrices: {listed}"
 
+    @torch.compiler.disable
     def forward(
         self,
         hidden: Tensor | None,
@@ -133,7 +137,7 @@ class FastEncoder:
                 indices = _indices(me, input_ids, token_type_ids)
             else:
                 hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
-            first = ONLY_FIRST.get() and not me._forward_hooks  # a hook may look at all tokens
+            first = ONLY_FIRST.get() is me
             last, states = me.fast_layers(hidden, indices, shape, mask, bool(every), first)
             last = last.to(me.dtype)
             fields = {"last_hidden_state": last}
@@ -145,24 +149,42 @@ class FastEncoder:
         return found if as_dict else found.to_tuple()
 
 
+def is_classifier(model: Any) -> bool:
+    """Whether a model is one of transformers' own that classify or rate whole sequences."""
+    kind = type(model)
+    return kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("ForSequenceClassification")
+
+
 def reads_first_only(model: Any) -> bool:
-    """Whether a model's answer hangs on its rows' first tokens alone: transformers' own classifiers, unchanged."""
-    known = all(type(part).__module__.startswith(("transformers.", "torch.")) for part in model.modules())
-    return known and type(model).__name__.endswith("ForSequenceClassification")
+    """Whether nobody sees more of a classifier's last hidden state than the first token of each row.
+
+    That is so while what takes the first token, pooler or head, is transformers' own, and nobody looks on.
+    """
+    base = model.base_model
+    watched = [base]
+    if model.config.model_type != "distilbert":  # which takes the first token itself
+        pooler = getattr(base, "pooler", None)
+        watched.append(model.classifier if pooler is None else pooler)
+    if any(type(part).__module__ != type(model).__module__ for part in watched[1:]):
+        return False
+    hooks = [part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in watched]
+    return not any(hooks) and not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
 
 
+@functools.cache
 def asks_for_first(kind: type) -> type:
-    """The same class of models, whose base model is told that first tokens will do."""
+    """The same class of classifiers, whose base model is told when first tokens will do."""
 
     @functools.wraps(kind.forward)  # type: ignore[attr-defined]
     def forward(self: Any, *given: Any, **named: Any) -> Any:
-        before = ONLY_FIRST.set(True)
+        before = ONLY_FIRST.set(self.base_model if reads_first_only(self) else None)
         try:
             return kind.forward(self, *given, **named)  # type: ignore[attr-defined]
         finally:
             ONLY_FIRST.reset(before)
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {"forward": forward, **told})
 
 
 def embedded(

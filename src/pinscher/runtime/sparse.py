@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pinscher import native
 from pinscher.errors import InputError
 from pinscher.runtime import choice, kernels
-from pinscher.runtime.encoder import SHIFTED, FastEncoder, asks_for_first, reads_first_only
+from pinscher.runtime.encoder import SHIFTED, FastEncoder, asks_for_first, is_classifier
 from pinscher.runtime.families import Family, family_of
 from pinscher.runtime.kernels import Weights
 from pinscher.store.anatomy import is_flipped
@@ -38,6 +38,7 @@ class SparseLinear(nn.Module):
         # Some models look at the type or shape of a weight before they multiply; there is nothing in this one.
         self.weight = torch.empty(matrix.rows, matrix.columns, device="meta")
 
+    @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise InputError(f"{x.shape[-1]} features were given, the matrix takes {self.in_features}.")
@@ -122,7 +123,7 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     import transformers.modeling_outputs as outputs
 
     base = model.base_model
-    if reads_first_only(model):
+    if is_classifier(model):
         model.__class__ = asks_for_first(type(model))
     prefix = next(name for name, module in model.named_modules() if module is base)
     stem = ".".join(part for part in (prefix, family.layers) if part)
