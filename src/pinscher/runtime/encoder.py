@@ -43,7 +43,7 @@ class Layers(nn.Module):
         listed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return f"{self.count} layers of width {self.width}, {zeros:.1%} zeros; matrices: {listed}"
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden: Tensor | None,

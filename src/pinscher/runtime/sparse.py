@@ -38,7 +38,7 @@ class SparseLinear(nn.Module):
         # Some models look at the type or shape of a weight before they multiply; there is nothing in this one.
         self.weight = torch.empty(matrix.rows, matrix.columns, device="meta")
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise InputError(f"{x.shape[-1]} features were given, the matrix takes {self.in_features}.")
@@ -124,7 +124,7 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
 
     base = model.base_model
     if is_classifier(model):
-        model.__class__ = asks_for_first(type(model))
+        model.__class__ = asks_for_first(type(model))  # type: ignore[arg-type]
     prefix = next(name for name, module in model.named_modules() if module is base)
     stem = ".".join(part for part in (prefix, family.layers) if part)
     layers = [
