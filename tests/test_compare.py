@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,23 @@ def test_a_finished_comparison_is_only_printed(finished, words, capsys):
     code, again, _ = outcome(["compare", "--output", finished], capsys)  # it knows what it compares
     assert (code, again) == (0, out)
     assert stamps(finished) == before
+
+
+def test_a_narrower_comparison_in_the_same_folder_loses_no_row(finished, words, tmp_path):
+    subprocess.run(["cp", "-r", finished, tmp_path / "out"], check=True)
+    rows = table_of(tmp_path / "out")
+    narrow = [*words, "--methods", "magnitude", "--tasks", "sst2", "--seeds", "1,", "--output", tmp_path / "out"]
+    assert outcome(narrow)[0] == 0
+    assert table_of(tmp_path / "out") == [rows[3], *rows[:3]]
+    assert "pins" not in (tmp_path / "out" / "table.md").read_text()  # the table is that of what was asked for
+    shutil.rmtree(tmp_path / "out" / rows[0]["folder"])
+    assert outcome(narrow)[0] == 0
+    assert table_of(tmp_path / "out") == [rows[3], *rows[1:3]]
+
+
+def test_a_value_to_tune_by_counts_once():
+    assert grid._distinct("16,8,16,8.0") == ["16", "8"]
+    assert grid._distinct([1e-4, "0.0001", "cubic", "cubic"]) == [1e-4, "cubic"]
 
 
 def test_a_changed_setting_is_an_error_that_names_the_remedy(finished, words, capsys):

@@ -40,6 +40,17 @@ def tiles(height: int, width: int, density: float = 0.3, rows: int = 128, column
     return np.kron(alive, np.ones((height, width))).astype(bool)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_heads_that_were_kept_are_no_n_of_m(seed):
+    """As in masks of real runs: one head nearly whole, the others nearly empty, and hardly a group with so many."""
+    chance = np.full((12, 1, 384), 0.01)  # by head, and column
+    chance[:, :, :96] = 0.15
+    chance[3] = 0.55
+    chance[3, :, :96] = 0.8
+    mask = (np.random.default_rng(seed).random((12, 32, 384)) < chance).reshape(384, 384)
+    assert patterns.find(mask).name == "unstructured"
+
+
 @pytest.mark.parametrize(("kept", "size"), [(1, 2), (1, 4), (2, 4), (3, 4), (2, 8), (4, 8), (8, 16), (16, 32)])
 def test_n_of_m_is_called_so_along_inputs_and_along_outputs(kept, size):
     mask = n_of_m(kept, size, rows=128, columns=256)

@@ -251,7 +251,7 @@ def _said_of_dead(matrices: Sequence[Matrix]) -> list[str]:
         lines.append(f"{len(empty)} {'is' if len(empty) == 1 else 'are'} empty: only the bias is left of {empty[0]}.")
     heads = sum(m.pattern.dead_heads for m in matrices)
     if heads:
-        lines.append(f"{heads} attention heads are dead in one of their matrices or more.")
+        lines.append(f"Attention heads that are dead, counted in each matrix by itself: {heads}.")
     rows, columns = (sum(getattr(m.pattern, name) for m in matrices) for name in ("dead_rows", "dead_columns"))
     if rows or columns:
         lines.append(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 CHANCE = 1e-6
+FULL = 0.25  # groups with N survivors, of those with any, that make N:M a pattern
 DENSE = 0.001  # a smaller share of zeros is no pruning: training leaves a few by itself
 SIDES = (1, 2, 4, 8, 16, 32, 64, 128)  # of blocks
 SAMPLE = 1 << 14  # groups of which the chance is worked out
@@ -127,14 +128,18 @@ def _is_no_accident(held: dict[tuple[int, int], Mask], small: tuple[int, int], l
 def n_of_m(alive: Mask) -> tuple[int, int] | None:
     """The N and M of which it is true that no M neighbours in a row have more than N survivors; None if chance is.
 
+    A method that leaves N of M leaves N nearly everywhere. Where hardly any group is full, survivors only shun each
+    other less than chance would have it, as in masks that keep some heads and not others.
     Where several hold, a wider group wins if it allows a smaller share and is the less likely accident.
     """
     best, evidence = None, math.log(CHANCE)
     for size in GROUPS:
         if alive.shape[1] % size or alive.shape[1] < 2 * size:
             break
-        most = int(alive.reshape(-1, size).sum(1).max())
-        if most < size and (best is None or most * best[1] < size * best[0]):
+        counts = alive.reshape(-1, size).sum(1)
+        most = int(counts.max())
+        full = (counts == most).sum() / max(1, (counts > 0).sum())
+        if most < size and full >= FULL and (best is None or most * best[1] < size * best[0]):
             log_chance = _log_chance(alive, most, size)
             if log_chance < evidence:
                 best, evidence = (most, size), log_chance

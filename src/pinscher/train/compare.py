@@ -99,7 +99,7 @@ class Session:
         with claimed(self.output / ".results", f"somebody else is writing the results in {self.output}"):
             rows = results.rows(self.cells, self.output)
             table = scoreboard.make(self.comparison, self.cells, rows)
-            results.write(rows, self.output)
+            results.write([*rows, *results.earlier(rows, self.output)], self.output)
             for end, written in (("md", tables.markdown), ("tex", tables.latex), ("html", tables.page)):
                 checkpoint.write_text(self.output / f"table.{end}", written(table))
         return table

@@ -207,7 +207,7 @@ def read(path: str | Path | None, flags: Mapping[str, Any], ablation: str | None
         _sparsities(axes.get("sparsity", [0.8])),
         _seeds(axes.get("seeds", 1)),
         _placed(told, where),
-        {str(n).replace("-", "_"): list(_listed(v)) for n, v in (axes.get("tune") or {}).items()},
+        {str(n).replace("-", "_"): _distinct(v) for n, v in (axes.get("tune") or {}).items()},
         axes.get("paper"),
     )
 
@@ -229,6 +229,21 @@ def _labelled(value: Any, noun: str, where: str) -> dict[str, Settings]:
             raise InputError(f"{where}: {noun}: {label} must be settings as NAME: VALUE, not {settings!r}.")
         found[str(label)] = {str(name).replace("-", "_"): setting for name, setting in (settings or {}).items()}
     return found
+
+
+def _distinct(value: Any) -> list[Any]:
+    """Every value once; numbers are equal however they are written."""
+
+    def key(word: Any) -> Any:
+        try:
+            return float(word)
+        except (TypeError, ValueError):
+            return str(word)
+
+    found: dict[Any, Any] = {}
+    for word in _listed(value):
+        found.setdefault(key(word), word)
+    return list(found.values())
 
 
 def _listed(value: Any) -> Iterable[Any]:

@@ -130,6 +130,16 @@ def _row(cell: Cell, trial: Trial, is_picked: bool, output: Path) -> Row:
     )
 
 
+def earlier(found: Sequence[Row], output: Path) -> list[Row]:
+    """The rows of finished runs that another comparison in the same folder has written down, and this one has not."""
+    if not (output / "results.parquet").exists():
+        return []
+    names, known = {field.name for field in dataclasses.fields(Row)}, {row.folder for row in found}
+    told = [row for row in pq.read_table(output / "results.parquet").to_pylist() if row.keys() == names]
+    left = [row for row in told if row["folder"] not in known and runfolder.is_finished(output / row["folder"])]
+    return [Row(**row) for row in left]
+
+
 def _check_data(found: Sequence[Row]) -> None:
     """Methods are only compared on the same data."""
     first: dict[str, Row] = {}
