@@ -333,3 +333,13 @@ def test_signs_are_escaped():
     assert "<c>" not in text["html"]
     assert r"a\_b & \<c\> \| 5 % $x$ \#1 {y} \~ ^ \\z \*w\* \[red\]" in text["markdown"]
     assert text["markdown"].splitlines()[4].replace(r"\|", "").count("|") == 2
+
+
+def test_words_are_about_the_method_with_most_seeds():
+    scores = {
+        ("magnitude", 0.9, "cola"): {42: 30.0},
+        ("pins", 0.9, "cola"): {42: 19.0, 1: 18.0},
+        ("dense", 0.0, "cola"): {42: 25.0, 1: 30.0},
+    }
+    said = scoreboard._verdict(scores, ["magnitude", "pins"], 0.9, "cola")
+    assert said.startswith("cola, 90 %: pins is 9.00 below dense")

@@ -205,9 +205,12 @@ def _notes(
 def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: float, column: str) -> str:
     """The best against the runner-up and against dense, in words."""
     best = _best(scores, variants, sparsity, column)
-    first = best[0] if best else next((v for v in variants if (v, sparsity, column) in scores), None)
-    if first is None:
+    known = {name: scores[name, sparsity, column] for name in variants if (name, sparsity, column) in scores}
+    if not known:
         return ""
+    # Without two methods of equally many seeds: the best of those that have most.
+    most = max(known, key=lambda name: (len(known[name]), significance.mean_and_deviation(known[name])[0]))
+    first = best[0] if best else most
     others = [(best[1], sparsity)] if best else []
     others += [(DENSE, 0.0)] if (DENSE, 0.0, column) in scores else []
     said = []
