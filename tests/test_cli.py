@@ -23,6 +23,7 @@ from pinscher.store.file import Stored
 from pinscher.train import plan as planning
 from pinscher.train import recipes
 from pinscher.train.config import RunConfig
+from pinscher.train.stopping import Stopping
 from pinscher.train.tasks import TASKS
 
 # official sizes of the training sets (squad: windows)
@@ -330,6 +331,25 @@ def test_the_baseline_and_distillation_make_a_dense_run_first(command, sst2, tmp
     assert "of the dense accuracy" in " ".join(out.split())
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert any("loss_sr" in line for line in log)
+
+
+def test_a_signal_in_the_last_step_of_the_dense_run_starts_no_other(command, sst2, tmp_path, monkeypatch):
+    whole = Stopping.on_step_end
+
+    def interrupt(self, args, state, control, **kwargs):
+        if state.global_step == state.max_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stopping, "on_step_end", interrupt)
+        code, out, err = command("prune", *sst2, *SHORT, "--output", "out", "--baseline")
+    assert code == 130, err
+    assert "Continue with: pinscher prune --resume out" in out
+    assert json.loads((tmp_path / "out" / "dense" / "result.json").read_text())["status"] == "finished"
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+    assert command("prune", "--resume", "out")[0] == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "finished"
 
 
 def test_a_term_signal_saves_and_the_resumed_run_is_the_same(sst2, tmp_path):

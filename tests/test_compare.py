@@ -18,9 +18,10 @@ import torch
 import yaml
 
 import tiny_tasks
-from pinscher.train import compare, grid, runfolder, worker
+from pinscher.train import compare, experiment, grid, runfolder, worker
 from pinscher.train.ablations import ABLATIONS
 from pinscher.train.config import RunConfig
+from pinscher.train.stopping import Stopping
 from tiny_command import SHORT, outcome
 
 FEW = [*SHORT, "--warmup", "0", "--cooldown", "4"]
@@ -239,6 +240,28 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(finished, words, tmp_path, ca
     assert code == 130
     assert f"Go on with the same command, or with: pinscher compare --output {out}" in said
     assert len(list(out.glob("cells/*/result.json"))) < 2
+    assert outcome(["compare", "--output", out])[0] == 0
+    assert table_of(out) == table_of(finished)[:2]
+
+
+@pytest.mark.parametrize("testing", [False, True])
+def test_a_signal_at_the_very_end_of_a_run_stops_what_would_follow(testing, finished, words, tmp_path, monkeypatch):
+    """In the last step nothing of the run is left to stop, while it is tested nobody listens for its sake."""
+    place, name = (experiment, "_test") if testing else (Stopping, "on_step_end")
+    whole = getattr(place, name)
+
+    def interrupt(*args, **kwargs):
+        if testing or args[2].global_step == args[2].max_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(*args, **kwargs)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, interrupt)
+        assert outcome([*words, *ONE, "--output", out])[0] == 130
+    assert len(list((out / "cells").iterdir())) == 1
+    assert len(list(out.glob("cells/*/result.json"))) == (not testing)
+    assert len(table_of(out)) == (not testing)
     assert outcome(["compare", "--output", out])[0] == 0
     assert table_of(out) == table_of(finished)[:2]
 

@@ -135,17 +135,18 @@ def run(session: Session, jobs: int = 1) -> Table:
 
 
 def _in_turn(session: Session, todo: Sequence[Trial]) -> None:
-    try:
-        for i, trial in enumerate(todo, 1):
-            config = session.config(trial)
-            if config is None:
-                continue
-            session.say(f"{i} of {len(todo)}: {trial.name}")
-            session.record(trial, worker.perform(config, session.trouble(trial), session.console))
-            if session.interrupted:
-                return
-    except KeyboardInterrupt:
-        session.interrupted = True
+    with _stoppable():  # between two runs and while one is tested; in training it stops at the next step
+        try:
+            for i, trial in enumerate(todo, 1):
+                config = session.config(trial)
+                if config is None:
+                    continue
+                session.say(f"{i} of {len(todo)}: {trial.name}")
+                session.record(trial, worker.perform(config, session.trouble(trial), session.console))
+                if session.interrupted:
+                    return
+        except KeyboardInterrupt:
+            session.interrupted = True
 
 
 def _side_by_side(session: Session, todo: Sequence[Trial], jobs: int, claim: int) -> None:

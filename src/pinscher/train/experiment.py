@@ -64,8 +64,8 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     if config.baseline or (config.objective == "knowledge-distillation" and teacher is None):
         del model  # what it takes belongs to the dense run for now
         dense = _dense_run(config, resume, console)
-        if dense.status != "finished":
-            return dataclasses.replace(dense, folder=folder)
+        if dense.status != "finished" or dense.asked_to_stop:
+            return dataclasses.replace(dense, folder=folder, status="interrupted")
         teacher = teacher or str(dense.folder / "model")
         model = _fresh_model(plan)
     if "tensorboard" in config.report_to:
@@ -84,7 +84,8 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         runfolder.write_result(result, plan, {})
         return result
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    return _test(model, plan, folder, dense, steps, log.seconds, console)
+    result = _test(model, plan, folder, dense, steps, log.seconds, console)
+    return dataclasses.replace(result, asked_to_stop=stopping.asked)
 
 
 def _fresh_model(plan: Plan) -> Any:

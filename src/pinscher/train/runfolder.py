@@ -39,6 +39,7 @@ class Result:
     steps: int
     seconds: float  # of training and testing, over all sittings
     validation: dict[str, float] = field(default_factory=dict)  # the final model on the validation rows
+    asked_to_stop: bool = False  # too late for this run, which finished: what would come after it is not to start
 
     @property
     def score(self) -> float:

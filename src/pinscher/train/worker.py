@@ -34,7 +34,10 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def perform(config: RunConfig, trouble: Path, console: Console = experiment.QUIET) -> str:
-    """Starts or resumes a run. A failure does not pass: the file `trouble` says it in one line, then in full."""
+    """Starts or resumes a run. A failure does not pass: the file `trouble` says it in one line, then in full.
+
+    A run that was asked to stop counts as interrupted even if it was too late for that: no other is to follow.
+    """
     try:
         if (config.folder / "config.yaml").exists():
             known = runfolder.config_of(config.folder)
@@ -49,7 +52,7 @@ def perform(config: RunConfig, trouble: Path, console: Console = experiment.QUIE
         gc.collect()  # models are freed before the next one is loaded
     if result.status == FINISHED:
         trouble.unlink(missing_ok=True)
-    return result.status
+    return INTERRUPTED if result.asked_to_stop else result.status
 
 
 def _line(error: BaseException) -> str:
