@@ -407,6 +407,8 @@ def test_mistakes_are_one_line_and_code_2(tmp_path, capsys):
         ("fine.safetensors", "--layers", "("): "not a regular expression",
         ("fine.safetensors", "--layers", "down"): "has no matrix that --layers 'down' names",
         ("fine.safetensors", "--task", "sst2"): "--task goes with --sensitivity",
+        ("fine.safetensors", "--rows", "9"): "--rows goes with --sensitivity",
+        ("fine.safetensors", "--levels", "0.5"): "--levels goes with --sensitivity",
         ("fine.safetensors", "--mask-method", "guess"): "unknown mask method 'guess'",
         ("fine.safetensors", "--sensitivity", "--levels", "much"): "--levels takes numbers",
         ("fine.safetensors", "--sensitivity", "--task", "sst2"): "is a file",

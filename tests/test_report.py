@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -219,6 +220,7 @@ def test_an_unfinished_run_shows_what_is_there(tmp_path, finished):
     shutil.copy(finished[0] / "config.yaml", young)
     [table] = facts.gather([young]).data["runs"]
     assert (table["status"], table["matrices"], table["curves"], table["sparsity"]) == ("running", [], {}, None)
+    assert table["main"] == "accuracy"
     lines = (finished[0] / "log.jsonl").read_text().splitlines()
     (young / "log.jsonl").write_text("\n".join(lines[:9]) + "\n" + lines[9][:20])
     [table] = facts.gather([young]).data["runs"]
@@ -227,6 +229,15 @@ def test_an_unfinished_run_shows_what_is_there(tmp_path, finished):
     page.build(facts.gather([young]))
     (young / "log.jsonl").write_text("\n".join(lines) + "\n[]\nnull\n{}\n")
     assert "3 lines of log.jsonl could not be read." in facts.gather([young]).data["runs"][0]["remarks"]
+
+
+def test_an_unfinished_run_opens_on_the_score_of_its_task(tmp_path):
+    scores = {"event": "eval", "step": 0, "eval_accuracy": 71.0, "eval_matthews": 5.0}
+    run = tiny_reports.written(tmp_path / "run", log=[scores])
+    assert facts.gather([run]).data["runs"][0]["main"] == "accuracy"  # an older folder does not say
+    known = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(known | {"data": {"score": "matthews"}}))
+    assert facts.gather([run]).data["runs"][0]["main"] == "matthews"
 
 
 def test_a_run_that_is_resumed_is_running(tmp_path):
@@ -247,6 +258,7 @@ def test_a_run_that_is_resumed_is_running(tmp_path):
         (lambda run: (run / "result.json").write_text("{"), "result.json is damaged"),
         (lambda run: (run / "bench.json").write_text("[]"), "bench.json is damaged"),
         (lambda run: (run / "model" / "model.safetensors").write_bytes(b"x" * 40), "model.safetensors is damaged"),
+        (lambda run: (run / "comparison.yaml").write_text(""), "is a comparison: give some of its runs"),
         (shutil.rmtree, "does not exist"),
     ],
 )
@@ -347,6 +359,8 @@ def test_a_matrix_is_named_by_its_end(finished, tmp_path):
         (["--matrix", "query"], "--figures DIR"),
         (["--watch", "--every", "0"], "--every takes seconds, not 0"),
         (["--output", "."], "is a folder"),
+        (["--output", f"{__file__}/page.html"], "cannot write"),
+        (["--output", "x" * 300], "cannot write"),
     ],
 )
 def test_mistakes_are_one_line(finished, capsys, flags, says):

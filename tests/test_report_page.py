@@ -31,12 +31,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(folders, tmp_path_factory):
-    """A page of one run, of two, and of one that has hardly begun."""
+    """A page of one run, of two, of nine, and of one that has hardly begun."""
     root = tmp_path_factory.mktemp("pages")
     young = root / "young"
     young.mkdir()
     shutil.copy(folders[0] / "config.yaml", young)
-    sets = {"one": folders[:1], "two": folders, "young": [young]}
+    many = [shutil.copytree(folders[i % 2], root / f"run-{i}") for i in range(9)]
+    sets = {"one": folders[:1], "two": folders, "young": [young], "nine": many}
     return {name: page.write(facts.gather(runs), root / f"{name}.html").as_uri() for name, runs in sets.items()}
 
 
@@ -251,6 +252,45 @@ def test_a_phone_needs_no_sideways_scrolling(shown, name):
       .filter((one) => !one.closest(".scroll, .heat, svg") && one.getBoundingClientRect().right > innerWidth + 1)
       .map((one) => one.outerHTML.slice(0, 80))"""
     assert browser.execute_script(wide) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nine_runs_have_nine_colours(shown, dark):
+    script = "return [...document.querySelectorAll('#runs .swatch')].map((n) => getComputedStyle(n).backgroundColor)"
+    found = shown("nine", dark=dark).execute_script(script)
+    assert len(found) == len(set(found)) == 9
+
+
+def test_many_runs_leave_a_phone_its_page(shown):
+    browser = shown("nine", PHONE)
+    assert browser.execute_script("return document.getElementById('bar').offsetHeight") < 100
+    last = browser.find_elements(By.CSS_SELECTOR, "#runs .run")[-1]
+    browser.execute_script("arguments[0].scrollIntoView()", last)  # reached by scrolling the line, not the page
+    last.click()
+    assert browser.find_elements(By.CSS_SELECTOR, "#runs .run")[-1].get_attribute("aria-pressed") == "false"
+
+
+def luminance(colour: str) -> float:
+    levels = [float(level) / 255 for level in re.findall(r"[\d.]+", colour)[:3]]
+    return float(
+        np.dot([0.2126, 0.7152, 0.0722], [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in levels])
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_cell_can_be_read(shown, dark):
+    browser = shown("two", dark=dark)
+    script = """return [...document.querySelectorAll(".heat td button")].map((node) => {
+      const style = getComputedStyle(node);
+      return [style.backgroundColor, style.color]; });"""
+    cells = set()
+    for measure in ("density", "rank", "gini_rows"):
+        Select(browser.find_element(By.ID, "measure")).select_by_value(measure)
+        cells |= {tuple(cell) for cell in browser.execute_script(script)}
+    assert len(cells) > 5
+    for cell in cells:
+        low, high = sorted(map(luminance, cell))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, cell
 
 
 def test_dark_mode_changes_colours(shown):

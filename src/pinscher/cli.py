@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 console, complaints = Console(), Console(stderr=True)
 DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only disk"}
+PLACE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 BOLD = 0.95  # a sparsity that few models survive
 DEMO = {
     "baseline": True,
@@ -59,7 +60,7 @@ def plainly() -> Iterator[None]:
         complaints.print("interrupted")
         raise SystemExit(130) from None
     except OSError as error:
-        if error.errno not in (*DISK, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+        if error.errno not in (*DISK, *PLACE):
             raise
         _complain(f"cannot write {error.filename or 'the run'}: {DISK.get(error.errno, error.strerror)}.")
     except Exception as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pinscher.train.sensitivity import Sensitivity
 
 WIDE = 200  # columns that a table may take
+LEVELS, ROWS = "0.5,0.8,0.9", 500  # of a sensitivity
 WEIGHTS = ("*.safetensors", "*.json", "pytorch_model*.bin", "recipe.yaml")  # what is fetched from the hub
 
 
@@ -46,8 +47,8 @@ def command(
     train_file: Annotated[str | None, _text("Training rows; a part of them is scored on.")] = None,
     text_column: Annotated[list[str] | None, _text("Column with the text; twice for pairs.")] = None,
     label_column: Annotated[str | None, _text("Column with the label.")] = None,
-    levels: Annotated[str, typer.Option(help="Sparsities to try, with commas.")] = "0.5,0.8,0.9",
-    rows: Annotated[int, typer.Option(help="Validation rows to score on.")] = 500,
+    levels: Annotated[str | None, _text(f"Sparsities to try, with commas; by default {LEVELS}.")] = None,
+    rows: Annotated[int | None, _text(f"Validation rows to score on; by default {ROWS}.")] = None,
 ) -> None:
     """Say what the zeros of any checkpoint are like: pattern, dead rows and columns, rank, size in each codec."""
     from pinscher.checkpoint import write_text
@@ -57,8 +58,9 @@ def command(
     told: dict[str, Any] = {"task": task, "data": data, "train_file": train_file}
     told |= {"text_column": text_column, "label_column": label_column}
     settings = {name: value for name, value in told.items() if value}
-    if settings and not sensitivity:
-        raise InputError(f"--{next(iter(settings)).replace('_', '-')} goes with --sensitivity.")
+    asked = [*settings, *(name for name, value in (("levels", levels), ("rows", rows)) if value is not None)]
+    if asked and not sensitivity:
+        raise InputError(f"--{asked[0].replace('_', '-')} goes with --sensitivity.")
     _hush()
     with _bar(console, "looking") as progress:
         found = look(model, Rule(mask_method, mask_threshold), layers=layers, rank=rank, progress=progress)
@@ -66,7 +68,7 @@ def command(
         from pinscher.train.sensitivity import measure
 
         with _bar(console, "pruning and scoring") as progress:
-            measured = measure(model, settings, _levels(levels), rows, progress)
+            measured = measure(model, settings, _levels(levels or LEVELS), ROWS if rows is None else rows, progress)
         found.sensitivity = asdict(measured)
     show(found, console)
     if sensitivity:
@@ -262,7 +264,7 @@ def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in titles:
         is_text = title in ("", "layer", "matrix", "kind", "pattern", "pruned alone")
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=title != "matrix")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=title not in ("matrix", "pattern"))
     return table
 
 

@@ -79,7 +79,7 @@ def _head(run: Run) -> Table:
         "model": settings.get("model"),
         "method": result.get("method") or settings.get("method"),
         "objective": settings.get("objective"),
-        "main": result.get("main") or next(iter(run.log.scores), None),
+        "main": _main(run),
         "pruned": metrics.get("pruned") or {},
         "dense_scores": metrics.get("dense"),
         "sparsity": reached,
@@ -94,6 +94,12 @@ def _head(run: Run) -> Table:
         "notes": run.data.get("notes") or [],
         "remarks": _remarks(run),
     }
+
+
+def _main(run: Run) -> str | None:
+    """The task's score; of a run that neither says it nor has a result, the first in its log."""
+    found: str | None = run.result.get("main") or run.data.get("score") or next(iter(run.log.scores), None)
+    return found
 
 
 def _remarks(run: Run) -> list[str]:
@@ -176,7 +182,7 @@ def _twin(run: Run, weights: _Weights, limit: float) -> Table:
     kept = ("layer", "kind", "rows", "columns", "rank")
     return {
         "status": run.status,
-        "main": run.result.get("main") or next(iter(run.log.scores), None),
+        "main": _main(run),
         "curves": {name: _curve(run.log.train[name]) for name in CURVES[:1] if name in run.log.train},
         "scores": {name: _curve(series) for name, series in run.log.scores.items()},
         "matrices": [{name: table[name] for name in kept} for table in weights.tables],

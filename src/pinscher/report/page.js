@@ -3,7 +3,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs;
 const get = (id) => document.getElementById(id);
-const colour = (place) => `var(--c${place % 7})`;
+const hue = (place) => `--c${place % 14}`;
+const colour = (place) => `var(${hue(place)})`;
 const resolved = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const several = runs.length > 1;
 const DASH = "5 4";
@@ -143,6 +144,7 @@ function head() {
   for (const status of new Set(runs.map((run) => run.status))) if (status !== "finished") get("title").append(element("span", { class: "badge" }, status));
   get("result-figures").replaceChildren(several ? resultTable() : tiles(runs[0]));
   get("settings-table").replaceChildren(...settingsTable());
+  get("teacher-note").hidden = !runs.some((run) => run.teachers.x.length);
   const remarks = runs.flatMap((run) => run.remarks.map((text) => (several ? `${run.name}: ${text}` : text)));
   get("notes").replaceChildren(...remarks.map((text) => element("li", {}, text)));
   get("made").textContent = `Made by pinscher ${data.version}, ${data.made}. This page is one file and loads nothing from a network.${data.watching ? " It is rewritten while the run goes on." : ""}`;
@@ -192,7 +194,7 @@ function training() {
 
 // ---------------------------------------------------------------- pattern
 
-const views = runs.map((run, place) => new PatternView(box, () => [resolved("--gone"), resolved("--kept"), resolved(`--c${place % 7}`)]));
+const views = runs.map((run, place) => new PatternView(box, () => [resolved("--gone"), resolved("--kept"), resolved(hue(place))]));
 for (const view of views) view.onmove = () => views.forEach((one) => one.draw());
 const metaOf = (run) => run.matrices.findIndex((matrix) => matrix.layer === state.layer && matrix.kind === state.kind);
 
@@ -247,6 +249,13 @@ function layerChart(id, measure, high) {
     legend(twin ? [["dense", "2 3", "var(--dense)"]] : []));
 }
 
+// A cell between the page's surface and its accent, with whichever of black and white reads better on it: always 4.5 to 1.
+function shade(share) {
+  const [from, to] = ["--surface", "--accent"].map((name) => channels(resolved(name))), mixed = [0, 1, 2].map((i) => from[i] + (0.06 + 0.88 * share) * (to[i] - from[i]));
+  const [red, green, blue] = mixed.map((v) => (v <= 10.3 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+  return { "--cell": `rgb(${mixed.map(Math.round).join(" ")})`, "--on": 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff" };
+}
+
 function heat(run, place, measure) {
   const top = measure === "density" ? Math.max(0.01, ...runs.flatMap((one) => one.matrices.map((matrix) => matrix.density))) : 1;
   const mine = layers.filter((layer) => run.matrices.some((matrix) => matrix.layer === layer));
@@ -254,7 +263,7 @@ function heat(run, place, measure) {
     const matrix = run.matrices.find((one) => one.layer === layer && one.kind === kind);
     if (!matrix) return element("td");
     const value = matrix[measure], share = Math.min(1, value / top), here = layer === state.layer && kind === state.kind;
-    const style = { "--cell": `color-mix(in oklab, var(--accent) ${Math.round(6 + 88 * share)}%, var(--surface))`, "--on": share > (dark.matches ? 0.5 : 0.8) ? "var(--surface)" : "var(--ink)" };
+    const style = shade(share);
     const choose = () => { Object.assign(state, { layer, kind }); fillSelects(); render(); get("pattern").scrollIntoView(); };
     return element("td", {}, element("button", { type: "button", style, "data-value": value, "aria-current": here ? "true" : null, title: `Show the pattern of ${matrix.tensor}`, onclick: choose }, isGini(measure) ? number(value) : number(100 * value, value >= 0.9995 ? 0 : 1)));
   })));

@@ -94,6 +94,8 @@ def read(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} does not exist: give the folder of a run, as pinscher prune left it.")
+    if (folder / "comparison.yaml").exists():
+        raise InputError(f"{folder} is a comparison: give some of its runs, {folder / 'cells'}/….")
     if not (folder / "config.yaml").exists():
         raise InputError(f"{folder} is not a run: it has no config.yaml.")
     try:

@@ -97,6 +97,7 @@ def start(plan: Plan, asked: RunConfig, model: Any, folder: Path, resume: bool) 
                 "fingerprint": splits.fingerprint,
                 "rows": sizes | {f"test: {name}": len(rows) for name, rows in splits.tests.items()},
                 "labels": list(plan.labels),
+                "score": plan.task.main,
                 "notes": list(splits.notes),
             },
             "versions": versions(),
