@@ -99,6 +99,7 @@ def test_every_run_is_a_row(finished):
         assert float(row["validation"]) == said["metrics"]["validation"]["accuracy"]
         assert (row["sparsity_asked"], row["steps"], row["picked"], row["candidates"]) == ("0.8", "12", "True", "1")
         assert abs(float(row["sparsity"]) - 0.8) < 1e-4
+        assert row["interval"] == "1"  # decided by the length of the run
         assert (finished / row["folder"] / "model" / "model.safetensors").exists()
     assert {row["objective"] for row in rows if row["variant"] == "pins"} == {"self-regularization"}
     assert {row["objective"] for row in rows if row["variant"] == "magnitude"} == {"empirical-risk"}

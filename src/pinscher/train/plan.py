@@ -111,7 +111,7 @@ def total_steps(config: RunConfig, examples: int) -> int:
 
 
 def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
-    text = task.kind == "causal-lm"
+    text, pruning = task.kind == "causal-lm", config.pruning(steps)
     choices: dict[str, Any] = {
         "max_steps": steps,
         "learning_rate": 1e-4 if text or models.width(config.model) <= SMALL else 5e-5,
@@ -119,6 +119,7 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
         "eval_every": max(1, min(steps, max(50, math.ceil(steps / EVALUATIONS)))),
         "save_every": max(1, math.ceil(steps / SAVES)),
         "max_length": task.max_length,
+        "interval": None if pruning is None else pruning.interval,
         "output": str(config.folder),
     }
     chosen = {name: value for name, value in choices.items() if getattr(config, name) is None}
