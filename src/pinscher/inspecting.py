@@ -85,7 +85,15 @@ def look(
     rank: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
-    """Inspects a checkpoint, wherever it is."""
+    """Inspects a checkpoint, wherever it is.
+
+    Args:
+        model: hub id, model folder, run folder, or a file of weights.
+        rule: how mask scores in it prune, where it does not say (`pinscher.report.masks.Rule`).
+        layers: only matrices whose name this expression is found in.
+        rank: work out the ranks, which takes most of the time.
+        progress: is told how many matrices are done, of how many.
+    """
     from pinscher.report import masks, places, sources
     from pinscher.report.inspect import inspect
     from pinscher.store import payload

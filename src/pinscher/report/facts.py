@@ -43,7 +43,13 @@ class _Weights:
 
 
 def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = lambda _: None) -> Facts:
-    """Reads and analyses runs."""
+    """Reads and analyses runs.
+
+    Args:
+        folders: what `pinscher prune` left, or a comparison's cells.
+        watching: whether the page is to load itself anew while a run goes on.
+        say: is told what is being read.
+    """
     read = runs.named([runs.read(folder) for folder in folders])
     dense = [run.dense for run in read]
     found = [_weights(run, say) for run in read]

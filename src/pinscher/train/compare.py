@@ -33,7 +33,14 @@ PATIENCE = 10.0  # seconds to wait for processes of a comparison that was killed
 
 @dataclass
 class Session:
-    """One sitting at a comparison: its cells, those that are this machine's, and what failed."""
+    """One sitting at a comparison: its cells, those that are this machine's, and what failed.
+
+    Args:
+        comparison: what is compared.
+        output: the comparison's folder; what is finished in it is not run again.
+        shard: the i-th of n parts, counted from 1.
+        console: where progress is shown; nowhere by default.
+    """
 
     comparison: Comparison
     output: Path
