@@ -161,6 +161,8 @@ def test_an_unknown_task_is_guessed(command, sst2):
     [
         (["--sparsity", "80"], "Did you mean 0.8?"),
         (["--sparsity", "-0.1"], "must lie in [0, 1)"),
+        (["--teacher-start", "-1"], "--teacher-start is a number of steps"),
+        (["--teacher-lag", "0.5"], "--teacher-lag must be at least 1"),
         (["--method", "pin"], "Did you mean 'pins'?"),
         (["--objective", "self-regularisation"], "Did you mean 'self-regularization'?"),
         (["--select", "last"], "Known: final, best"),

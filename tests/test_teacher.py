@@ -199,6 +199,25 @@ def test_only_a_strictly_better_score_makes_a_teacher(scores, greater):
         assert (teacher.best, teacher.changes, teacher.ready) == (best, changes, best is not None)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    seen=st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.floats(0.1, 1)), max_size=12),
+    lag=st.none() | st.sampled_from([1.0, 1.25, 2.0]),
+)
+def test_a_teacher_that_lags_behind_gives_way_whatever_its_score(seen, lag):
+    teacher = Teacher(nn.Linear(2, 2), lag=lag)
+    best = then = None
+    for score, density in seen:
+        taken = not math.isnan(score) and (best is None or score > best or (lag is not None and then > lag * density))
+        assert teacher.consider(score, density) is taken
+        if taken:
+            best, then = score, density
+        assert teacher.best == best
+    again = Teacher(nn.Linear(2, 2), lag=lag)
+    again.load_state_dict(teacher.state_dict())
+    assert again.density == teacher.density == (then or 1.0)
+
+
 @pytest.mark.parametrize("greater", [True, False])
 def test_the_weights_are_those_of_the_best_score(greater):
     student = nn.Linear(2, 2, bias=False)
@@ -353,6 +372,8 @@ def test_the_term_is_the_divergence_from_the_fixed_teacher():
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"temperature": -1.0}, "temperature must be positive"),
         ({"temperature": math.nan}, "temperature must be positive"),
+        ({"lag": 0.9}, "lag must be at least 1"),
+        ({"lag": math.nan}, "lag must be at least 1"),
     ],
 )
 def test_wrong_combinations_are_errors(options, says):

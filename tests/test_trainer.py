@@ -532,6 +532,37 @@ def test_self_regularisation_takes_the_first_student_and_then_better_ones(tmp_pa
         assert losses[step] == pytest.approx(errors[step] + terms[step], rel=1e-5)
 
 
+@pytest.mark.parametrize(("start", "first"), [(0.0, 0), (0.25, 3), (4, 6), (0.3, 6)])
+def test_the_teacher_may_start_later(tmp_path, start, first):
+    """Twelve steps, an evaluation every three."""
+    falling = scripted([0.9, 0.8, 0.7, 0.6, 0.5])
+    trainer = trainer_for(tmp_path, args=EVALUATING | SCORED, pruning=pruning(), validate=falling, teacher_start=start)
+    trainer.train()
+    assert list(logged(trainer, "teacher_score")) == [first]
+    assert min(logged(trainer, "loss_sr")) == first + 1
+
+
+def test_a_teacher_with_too_many_weights_gives_way(tmp_path):
+    falling = scripted([0.9, 0.8, 0.7, 0.6, 0.5])
+    trainer = trainer_for(tmp_path, args=EVALUATING | SCORED, pruning=pruning(), validate=falling, teacher_lag=1.2)
+    trainer.train()
+    found = logged(trainer, "teacher_score")
+    density = {0: 1.0} | logged(trainer, "density")
+    teacher, expected = 0, [0]
+    for step in (3, 6, 9, 12):
+        if density[teacher] > 1.2 * density[step]:
+            teacher = step
+            expected.append(step)
+    assert list(found) == expected
+    assert len(found) > 2
+
+
+@pytest.mark.parametrize("start", [-1, float("nan")])
+def test_a_start_that_is_no_number_of_steps(tmp_path, start):
+    with pytest.raises(InputError, match="teacher_start is a number of steps"):
+        trainer_for(tmp_path, pruning=pruning(), teacher_start=start)
+
+
 def test_a_lower_loss_is_better_by_default(tmp_path):
     trainer = trainer_for(tmp_path, args=EVALUATING, pruning=pruning())
     trainer.train()

@@ -38,7 +38,7 @@ def compare(
     sparsity: Annotated[str | None, _axis("Sparsities with commas between them; by default 0.8.")] = None,
     seeds: Annotated[str | None, _axis("How many seeds (42, 1, 2, …), or the seeds with commas between them.")] = None,
     ablation: Annotated[
-        str | None, _axis("Variants of pins instead: objective, smoothing, score, regrow, interval or hold.")
+        str | None, _axis("Variants of pins instead: objective, teacher, smoothing, score, regrow, interval or hold.")
     ] = None,
     tune: Annotated[
         list[str] | None,

@@ -41,6 +41,8 @@ class Teacher:
         mix: "sum" adds the divergence to the loss (paper); "entropy" weighs both for each example (reference code).
         temperature: softens both sides; by default 1 for "sum" and 2 for "entropy".
         greater_is_better: whether a higher validation score is better.
+        lag: how many times as many weights as the student the teacher may have; one with more gives way, whatever its
+            score. None lets it stay until its score is beaten (paper).
         cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off, and so does a
             sharded student, whose forward passes need all ranks.
     """
@@ -55,6 +57,7 @@ class Teacher:
         mix: str = "sum",
         temperature: float | None = None,
         greater_is_better: bool = True,
+        lag: float | None = None,
         cache_bytes: int = 512 << 20,
     ) -> None:
         for name, value, allowed in (
@@ -72,8 +75,11 @@ class Teacher:
         self.temperature = temperature if temperature is not None else (2.0 if mix == "entropy" else 1.0)
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive, not {self.temperature}")
-        self.greater_is_better = greater_is_better
+        if lag is not None and not lag >= 1:
+            raise ValueError(f"lag must be at least 1, not {lag}: a teacher was the student")
+        self.greater_is_better, self.lag = greater_is_better, lag
         self.best: float | None = None  # validation score of the teacher
+        self.density = 1.0  # part of the weights that the teacher has
         self.changes = 0  # how often the teacher has been replaced
         self.cache_bytes = cache_bytes
         self._cached = 0
@@ -87,17 +93,30 @@ class Teacher:
         """Whether there is a teacher yet."""
         return bool(self._fixed) or self.best is not None
 
-    def consider(self, score: float) -> bool:
-        """Takes the student as the new teacher if its validation score beats the best so far; says whether it did."""
+    def consider(self, score: float, density: float = 1.0) -> bool:
+        """Takes the student as the new teacher if its validation score beats the teacher's, or if the teacher has
+        fallen too far behind; says whether it did.
+
+        Args:
+            score: the student's validation score.
+            density: part of the student's weights that are there.
+        """
         if self.snapshot is None or math.isnan(score):
             return False
-        if self.best is not None and not (score > self.best if self.greater_is_better else score < self.best):
+        if self.best is not None and not self._is_better(score) and not self._is_behind(density):
             return False
-        self.best = float(score)
+        self.best, self.density = float(score), density
         self.changes += 1
         self.snapshot.take()
         self._cache, self._cached = {}, 0
         return True
+
+    def _is_better(self, score: float) -> bool:
+        assert self.best is not None
+        return score > self.best if self.greater_is_better else score < self.best
+
+    def _is_behind(self, density: float) -> bool:
+        return self.lag is not None and self.density > self.lag * density
 
     def loss(self, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """The term to add to the student's loss for this batch; zero while there is no teacher.
@@ -165,6 +184,7 @@ class Teacher:
             "objective": self.objective,
             "best": self.best,
             "changes": self.changes,
+            "density": self.density,
             "fixed": _checksum(self._fixed[0]) if self._fixed else None,
             "snapshot": self.snapshot.state_dict() if self.snapshot is not None and self.best is not None else None,
             "cache_keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8),
@@ -176,7 +196,7 @@ class Teacher:
             raise ValueError(f"the checkpoint's objective is {state['objective']!r}, this run's {self.objective!r}")
         if state["snapshot"] is not None and self.snapshot is not None:
             self.snapshot.load_state_dict(state["snapshot"])
-        self.best, self.changes = state["best"], state["changes"]
+        self.best, self.changes, self.density = state["best"], state["changes"], state.get("density", 1.0)
         self._cache, self._cached = {}, 0
         if self._fixed and state["fixed"] != _checksum(self._fixed[0]):
             return  # another teacher: what the old one said is of no use

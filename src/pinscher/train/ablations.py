@@ -16,6 +16,12 @@ def _options(name: str, *values: str) -> dict[str, dict[str, Any]]:
 # axis: what the variant is called -> its settings
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     "objective": {name: {"objective": name} for name in OBJECTIVES},
+    "teacher": {
+        "best": {},  # the latest best, as in the paper
+        "late": {"teacher_start": 0.65},  # none before the final sparsity
+        "near": {"teacher_start": 0.1, "teacher_lag": 1.25},  # none much denser than the student
+        "mixed": {"mix": "entropy"},
+    },
     "smoothing": _options("smoothing", "window", "ema", "none"),
     "score": _options("score", "abs", "update", "signed")
     # averages of signed scores are mostly noise: these two are also tried without

@@ -90,6 +90,12 @@ class RunConfig:
     temperature: float | None = _flag(
         None, "Softens student and teacher; by default 1 for sum, 2 for entropy.", "Training"
     )
+    teacher_start: float = _flag(
+        0.0, "Steps before the student may become its own teacher; below 1 a fraction of all.", "Training"
+    )
+    teacher_lag: float | None = _flag(
+        None, "Its own teacher may have so many times the student's weights; by default any number (paper).", "Training"
+    )
     eval_every: int | None = _flag(
         None, "Steps between two evaluations; by default a thirtieth of the run.", "Training"
     )
@@ -207,6 +213,12 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+        if not self.teacher_start >= 0:
+            raise InputError(
+                f"--teacher-start is a number of steps, or a fraction below 1; not {self.teacher_start:g}."
+            )
+        if self.teacher_lag is not None and not self.teacher_lag >= 1:
+            raise InputError(f"--teacher-lag must be at least 1, not {self.teacher_lag:g}: a teacher was the student.")
         if self.max_steps is not None and self.max_steps < 0:
             raise InputError(f"--max-steps must be positive, or 0 to prune without training; not {self.max_steps}.")
         if self.max_steps == 0 and not self.is_dense and not prunes_once(self.method):

@@ -172,6 +172,8 @@ def _trainer(plan: Plan, model: Any, folder: Path, teacher: str | None, console:
         kind=task.kind,
         mix=config.mix,
         temperature=config.temperature,
+        teacher_start=config.teacher_start,
+        teacher_lag=config.teacher_lag,
         select=config.select,
         fsdp=mesh or config.fsdp,
         validate=_validator(plan),

@@ -26,7 +26,8 @@ FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
 # What the comparison itself decides in every cell.
 DECIDED = ("sparsity", "seed", "output", "overwrite", "recipe", "target_size", "export", "baseline")
 # What a dense run does not look at.
-PRUNING = {n for n, f in FIELDS.items() if f.metadata["group"] == "Pruning"} | {"teacher", "mix", "temperature"}
+TEACHING = {"teacher", "teacher_start", "teacher_lag", "mix", "temperature"}
+PRUNING = {n for n, f in FIELDS.items() if f.metadata["group"] == "Pruning"} | TEACHING
 FIRST_SEED = 42  # a single run's default; further ones are 1, 2, 3, …
 LABEL = re.compile(r"[\w.=+-]+")
 MANY = 10**6  # steps in which any schedule fits

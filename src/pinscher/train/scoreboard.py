@@ -19,7 +19,8 @@ from pinscher.train.tables import Cell as Place
 Scores = dict[int, float]  # seed -> score
 Key = tuple[str, float, str]  # variant, sparsity, task
 MEAN = "mean"
-AS_PUBLISHED = ("schedule", "hold", "regrow", "mix")  # a pins with other values is not the paper's
+# a pins with other values is not the paper's
+AS_PUBLISHED = ("schedule", "hold", "regrow", "mix", "teacher_start", "teacher_lag")
 DEFAULT_OPTIONS = {"smoothing": "window", "score": "abs"}
 UNSEEN = ("method", "sparsity", "seed", "output", "task", "teacher")  # what differs between methods without saying
 

@@ -42,6 +42,8 @@ class PinsTrainer(Trainer):
         kind: what the outputs are, where the model's class does not say it (see `Teacher`).
         mix: how the teacher's term joins the loss (see `Teacher`).
         temperature: softens student and teacher (see `Teacher`).
+        teacher_start: steps before the student may become its own teacher; below 1 a fraction of all.
+        teacher_lag: how many times the student's weights its own teacher may have (see `Teacher`).
         validate: gives the validation scores of a model, instead of the Trainer's loop over `eval_dataset`.
         select: "final" ends with the last weights (paper), "best" with those that scored best on the validation set
             among those at the target sparsity; never with earlier, denser ones.
@@ -64,6 +66,8 @@ class PinsTrainer(Trainer):
         kind: str | None = None,
         mix: str = "sum",
         temperature: float | None = None,
+        teacher_start: float = 0.0,
+        teacher_lag: float | None = None,
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
         select: str = "final",
         fsdp: bool | DeviceMesh = False,
@@ -85,6 +89,8 @@ class PinsTrainer(Trainer):
                 'load_best_model_at_end would bring back an early, denser model. Use PinsTrainer(select="best"), which '
                 "picks among the models at the target sparsity."
             )
+        if not teacher_start >= 0:
+            raise InputError(f"teacher_start is a number of steps, or a fraction below 1; not {teacher_start}.")
         if select not in SELECTIONS:
             raise InputError(f"select must be one of {', '.join(SELECTIONS)}, not {select!r}.")
         assert isinstance(self.model, nn.Module)
@@ -100,7 +106,9 @@ class PinsTrainer(Trainer):
             mix=mix,
             temperature=temperature,
             greater_is_better=bool(self.args.greater_is_better),
+            lag=teacher_lag,
         )
+        self.teacher_start = teacher_start
         self.pruner: Pruner | None = None
         self.teacher: Teacher | None = None
         self.best: float | None = None  # the best validation score at the target sparsity
@@ -262,7 +270,7 @@ class PinsTrainer(Trainer):
         score = metrics.get(f"eval_{name}")
         if score is None:
             return
-        if self.teacher is not None and self.teacher.consider(score):
+        if self.teacher is not None and self._may_teach() and self.teacher.consider(score, self._density()):
             self.log({"teacher_score": score, "teacher_changes": self.teacher.changes})
         if (
             self.select == "best"
@@ -275,6 +283,13 @@ class PinsTrainer(Trainer):
             elif self.args.should_save:
                 with checkpoint.whole(self._best_folder) as fresh:
                     self._save(str(fresh), original=False)  # _load_weights goes by name
+
+    def _may_teach(self) -> bool:
+        start = self.teacher_start * (self.state.max_steps if self.teacher_start < 1 else 1)
+        return self.state.global_step >= start
+
+    def _density(self) -> float:
+        return 1.0 if self.pruner is None else self.pruner.kept / self.pruner.total
 
     def _at_target(self) -> bool:
         """Whether the weights have the zeros that were asked for, now."""
