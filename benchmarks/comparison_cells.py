@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 KEPT = Path(__file__).parent / "results" / "comparison"
-TABLES = ("results.csv", "table.md", "table.tex")
+TABLES = ("results.csv", "table.md", "table.tex", "table.html")
 PLACES = ("data", "train_file", "validation_file", "test_file")
 
 

@@ -37,7 +37,7 @@ def pages(folders, tmp_path_factory):
     young.mkdir()
     shutil.copy(folders[0] / "config.yaml", young)
     many = [shutil.copytree(folders[i % 2], root / f"run-{i}") for i in range(9)]
-    sets = {"one": folders[:1], "two": folders, "young": [young], "nine": many}
+    sets = {"one": folders[:1], "two": folders, "young": [young], "nine": many, "plain": many[1::2]}
     return {name: page.write(facts.gather(runs), root / f"{name}.html").as_uri() for name, runs in sets.items()}
 
 
@@ -252,6 +252,13 @@ def test_a_phone_needs_no_sideways_scrolling(shown, name):
       .filter((one) => !one.closest(".scroll, .heat, svg") && one.getBoundingClientRect().right > innerWidth + 1)
       .map((one) => one.outerHTML.slice(0, 80))"""
     assert browser.execute_script(wide) == []
+
+
+def test_a_table_has_no_empty_columns(shown):
+    def heads(name):
+        return [head.text for head in shown(name).find_elements(By.CSS_SELECTOR, "#result-figures thead th")]
+
+    assert set(heads("two")) - set(heads("plain")) == {"dense", "stored", "latency"}
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -115,7 +115,7 @@ function resultTable() {
     ["stored", (r) => (r.files.export ? megabytes(r.files.export) : "–"), "size"],
     ["latency", runs.some(fastest) ? (r) => { const f = fastest(r); return f ? `${number(f.ms, 1)} ms` : "–"; } : null, "latency"],
     ["steps", (r) => whole(r.steps), "steps"], ["time", (r) => duration(r.seconds)],
-  ].filter(([name, value]) => name === "run" || value);
+  ].filter(([name, value, id]) => name === "run" || (value && (id === "score" || runs.some((run) => value(run) !== "–")))); // no empty columns
   const best = same ? Math.max(...runs.map((run) => scoreOf(run.pruned, run.main) ?? -Infinity)) : null;
   const rows = runs.map((run, place) => element("tr", {}, element("th", { scope: "row" }, swatch(colour(place)), run.name),
     ...columns.slice(1).map(([, value, id]) => element("td", { class: id === "score" && scoreOf(run.pruned, run.main) === best ? "best" : null },
