@@ -64,6 +64,7 @@ def main() -> None:
         "--before", help="Python of an environment with another version of pinscher: only it, torch and ours"
     )
     parser.add_argument("--seconds", type=float, default=20, help="for each shape")
+    parser.add_argument("--first-only", action="store_true", help="only the shape with bounds: batch 1, 128 tokens")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--avx2", action="store_true", help="hide AVX-512 and VNNI from every engine")
     parser.add_argument("--output", type=Path)
@@ -83,7 +84,8 @@ def report(args: argparse.Namespace) -> list[str]:
     if args.before:
         NAMES[:] = ["torch", *OURS]
     told = (" --avx2" if args.avx2 else "") + (" --before VENV/bin/python" if args.before else "")
-    told += (" --deepsparse VENV" if args.deepsparse else "") + f" --seconds {args.seconds:g}"
+    told += (" --deepsparse VENV" if args.deepsparse else "") + (" --first-only" if args.first_only else "")
+    told += f" --seconds {args.seconds:g}"
     lines = [f"$ python benchmarks/latency.py{told}" + "".join(f" --model {p.parent.name}" for p in args.model), ""]
     lines += [f"{processor()}, kernels {native.isa()}, {args.threads} threads, torch {torch.__version__}", ""]
     lines += ["AVX-512 and VNNI are hidden from every engine.", ""] if args.avx2 else []
@@ -93,7 +95,7 @@ def report(args: argparse.Namespace) -> list[str]:
     else:
         for sparsity in (0.8, 0.9):
             lines += compare(f"BERT-base, random masks, {sparsity:.0%}", masked(sparsity), sparsity, args)
-        lines += [] if args.before else break_even()
+        lines += [] if args.before or args.first_only else break_even()
     return lines
 
 
@@ -128,7 +130,7 @@ def compare(title: str, model: Any, sparsity: float | None, args: argparse.Names
         plain = files / "onnx" / "plain.onnx"
         plain.rename(files / DEEPSPARSE["deepsparse"])
         with bench.workers(NAMES, files, args.threads, bench.inputs_of(model, 1, 8), print) as ready:
-            for batch, length in SHAPES:
+            for batch, length in SHAPES[:1] if args.first_only else SHAPES:
                 if length > model.config.max_position_embeddings:
                     continue
                 inputs = bench.inputs_of(model, batch, length)

@@ -3,22 +3,19 @@
     python benchmarks/settled.py runs/comparison runs/trials [--output FILE.csv]
 
 From one evaluation to the next a small model's score moves by more than methods differ. Once the schedule has settled
-the sparsity stays; the mean over the evaluations from there on moves less than the last of them. Logs are all that is
-needed.
+the sparsity stays; the mean over the evaluations from there on moves less than the last of them. No models are needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import re
 import statistics
 from pathlib import Path
 
 from pinscher.report import runs
 
 RESULTS = Path(__file__).parent / "results" / "settled.csv"
-CELL = re.compile(r"(?P<task>[^-]+)-(?P<variant>.+?)(-(?P<sparsity>\d+))?-seed(?P<seed>\d+)")
 
 
 def main() -> None:
@@ -28,10 +25,11 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[tuple[str, str, str], list[tuple[int, float, float]]] = {}
     for folder in sorted(path for comparison in args.comparisons for path in (comparison / "cells").iterdir()):
-        named, run = CELL.fullmatch(folder.name), runs.read(folder)
-        if named and run.finished:
-            key = named["task"], named["variant"], named["sparsity"] or "0"
-            found.setdefault(key, []).append((int(named["seed"]), settled(run), tested(run)))
+        run = runs.read(folder)
+        if run.finished and run.result["main"] in run.log.scores:  # texts are validated by their loss
+            task, sparsity = run.settings["task"], f"{100 * run.result['target_sparsity']:g}"
+            variant = folder.name.removeprefix(f"{task}-").rpartition("-seed")[0].removesuffix(f"-{sparsity}")
+            found.setdefault((task, variant, sparsity), []).append((run.settings["seed"], settled(run), tested(run)))
     rows = [row(key, sorted(some)) for key, some in found.items()]
     rows.sort(key=lambda one: (one["task"], one["sparsity"], -float(one["settled"])))
     with args.output.open("w", newline="") as file:
@@ -45,9 +43,9 @@ def main() -> None:
 def settled(run: runs.Run) -> float:
     """The mean validation score, of the task's score, from the step on at which the final sparsity is reached."""
     steps, scores = run.log.scores[run.result["main"]].arrays()
-    cooldown = run.settings["cooldown"]
-    start = steps[-1] - (cooldown * steps[-1] if cooldown < 1 else cooldown)
-    return float(scores[steps >= start].mean())
+    cooldown, total = run.settings["cooldown"], run.result["total_steps"]
+    settled_at = total - (round(cooldown * total) if cooldown < 1 else cooldown)
+    return float(scores[steps >= settled_at].mean())
 
 
 def tested(run: runs.Run) -> float:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import errno
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -163,6 +165,7 @@ def test_an_unknown_task_is_guessed(command, sst2):
         (["--sparsity", "-0.1"], "must lie in [0, 1)"),
         (["--teacher-start", "-1"], "--teacher-start is a number of steps"),
         (["--teacher-lag", "0.5"], "--teacher-lag must be at least 1"),
+        (["--teacher-start", "9999"], "is after the end of the run"),
         (["--method", "pin"], "Did you mean 'pins'?"),
         (["--objective", "self-regularisation"], "Did you mean 'self-regularization'?"),
         (["--select", "last"], "Known: final, best"),
@@ -333,6 +336,22 @@ def test_the_baseline_and_distillation_make_a_dense_run_first(command, sst2, tmp
     assert "of the dense accuracy" in " ".join(out.split())
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert any("loss_sr" in line for line in log)
+
+
+@pytest.mark.parametrize("lag", [[], ["--teacher-lag", "1"]])
+def test_the_teacher_is_told_when_to_start_and_how_near_to_stay(lag, command, sst2, tmp_path):
+    flags = ["--teacher-start", "0.5", "--eval-every", "2", *lag]
+    code, _, err = command("prune", *sst2, *SHORT, "--output", "out", *flags)
+    assert code == 0, err
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in log if line["event"] == "teacher"]
+    total = json.loads((tmp_path / "out" / "result.json").read_text())["total_steps"]
+    assert min(steps) == math.ceil(round(0.5 * total) / 2) * 2
+    evaluated = [line["step"] for line in log if line["event"] == "eval" and line["step"] >= min(steps)]
+    density = {line["step"]: line["density"] for line in log if line["event"] == "train"}
+    fallen = [step for before, step in itertools.pairwise(evaluated) if density[step] < density[before]]
+    assert fallen
+    assert set(fallen) <= set(steps) or not lag
 
 
 def test_a_signal_in_the_last_step_of_the_dense_run_starts_no_other(command, sst2, tmp_path, monkeypatch):

@@ -166,6 +166,18 @@ def test_a_changed_setting_is_an_error_that_names_the_remedy(finished, words, ca
     assert stamps(finished) == before
 
 
+def test_a_setting_that_an_older_run_did_not_know_had_its_default(finished, words, tmp_path, capsys):
+    subprocess.run(["cp", "-r", finished, tmp_path / "out"], check=True)
+    for path in (tmp_path / "out").glob("cells/*/config.yaml"):
+        told = yaml.safe_load(path.read_text())
+        for part in ("run", "asked"):
+            del told[part]["teacher_lag"]
+        path.write_text(yaml.safe_dump(told))
+    told = [*words, *TWO, "--output", tmp_path / "out"]
+    assert "was run with teacher_lag the default, now it is 1.5" in complaint([*told, "--teacher-lag", "1.5"], capsys)
+    assert outcome(told)[0] == 0
+
+
 def test_other_data_under_the_same_name_is_an_error(root, words, finished, tmp_path, capsys):
     """Places may differ between machines; rows may not."""
     tiny_tasks.write_files("sst2", tmp_path / "data" / "sst2", rows=40)

@@ -216,6 +216,17 @@ def test_a_teacher_that_lags_behind_gives_way_whatever_its_score(seen, lag):
     again = Teacher(nn.Linear(2, 2), lag=lag)
     again.load_state_dict(teacher.state_dict())
     assert again.density == teacher.density == (then or 1.0)
+    older = teacher.state_dict()
+    del older["density"]
+    again.load_state_dict(older)
+    assert again.density == 1.0
+
+
+def test_a_lag_needs_the_students_density():
+    teacher = Teacher(nn.Linear(2, 2), lag=1.25)
+    with pytest.raises(ValueError, match="must be told the student's density"):
+        teacher.consider(0.5)
+    assert not teacher.ready
 
 
 @pytest.mark.parametrize("greater", [True, False])

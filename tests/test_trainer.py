@@ -557,6 +557,22 @@ def test_a_teacher_with_too_many_weights_gives_way(tmp_path):
     assert len(found) > 2
 
 
+def test_a_run_with_a_lag_resumes_bit_by_bit(tmp_path):
+    more = {"teacher_start": 0.2, "teacher_lag": 1.1}
+    whole = resumable(tmp_path / "whole", **more)
+    whole.train()
+    resumed = resumable(tmp_path / "resumed", seed=5, **more)
+    resumed.train(str(tmp_path / "whole" / "checkpoint-9"))
+    assert contents(tmp_path / "resumed" / "checkpoint-15") == contents(tmp_path / "whole" / "checkpoint-15")
+    assert resumed.teacher.density == whole.teacher.density < 1
+
+
+@pytest.mark.parametrize("lag", [0.9, float("nan")])
+def test_a_lag_below_one(tmp_path, lag):
+    with pytest.raises(InputError, match="teacher_lag must be at least 1"):
+        trainer_for(tmp_path, pruning=pruning(), teacher_lag=lag)
+
+
 @pytest.mark.parametrize("start", [-1, float("nan")])
 def test_a_start_that_is_no_number_of_steps(tmp_path, start):
     with pytest.raises(InputError, match="teacher_start is a number of steps"):

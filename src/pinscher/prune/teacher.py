@@ -93,19 +93,21 @@ class Teacher:
         """Whether there is a teacher yet."""
         return bool(self._fixed) or self.best is not None
 
-    def consider(self, score: float, density: float = 1.0) -> bool:
+    def consider(self, score: float, density: float | None = None) -> bool:
         """Takes the student as the new teacher if its validation score beats the teacher's, or if the teacher has
         fallen too far behind; says whether it did.
 
         Args:
             score: the student's validation score.
-            density: part of the student's weights that are there.
+            density: part of the student's weights that are there; needed with `lag`.
         """
+        if self.lag is not None and density is None:
+            raise ValueError("a teacher with a lag must be told the student's density: consider(score, density)")
         if self.snapshot is None or math.isnan(score):
             return False
         if self.best is not None and not self._is_better(score) and not self._is_behind(density):
             return False
-        self.best, self.density = float(score), density
+        self.best, self.density = float(score), density or 1.0
         self.changes += 1
         self.snapshot.take()
         self._cache, self._cached = {}, 0
@@ -115,8 +117,8 @@ class Teacher:
         assert self.best is not None
         return score > self.best if self.greater_is_better else score < self.best
 
-    def _is_behind(self, density: float) -> bool:
-        return self.lag is not None and self.density > self.lag * density
+    def _is_behind(self, density: float | None) -> bool:
+        return self.lag is not None and density is not None and self.density > self.lag * density
 
     def loss(self, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """The term to add to the student's loss for this batch; zero while there is no teacher.

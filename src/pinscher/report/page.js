@@ -250,20 +250,20 @@ function layerChart(id, measure, high) {
 }
 
 // A cell between the page's surface and its accent, with whichever of black and white reads better on it: always 4.5 to 1.
-function shade(share) {
-  const [from, to] = ["--surface", "--accent"].map((name) => channels(resolved(name))), mixed = [0, 1, 2].map((i) => from[i] + (0.06 + 0.88 * share) * (to[i] - from[i]));
+function shade(share, [from, to]) {
+  const mixed = [0, 1, 2].map((i) => from[i] + (0.06 + 0.88 * share) * (to[i] - from[i]));
   const [red, green, blue] = mixed.map((v) => (v <= 10.3 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4));
   return { "--cell": `rgb(${mixed.map(Math.round).join(" ")})`, "--on": 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff" };
 }
 
-function heat(run, place, measure) {
+function heat(run, place, measure, ends) {
   const top = measure === "density" ? Math.max(0.01, ...runs.flatMap((one) => one.matrices.map((matrix) => matrix.density))) : 1;
   const mine = layers.filter((layer) => run.matrices.some((matrix) => matrix.layer === layer));
   const rows = mine.map((layer) => element("tr", {}, element("th", { scope: "row" }, layer), ...kinds.map((kind) => {
     const matrix = run.matrices.find((one) => one.layer === layer && one.kind === kind);
     if (!matrix) return element("td");
     const value = matrix[measure], share = Math.min(1, value / top), here = layer === state.layer && kind === state.kind;
-    const style = shade(share);
+    const style = shade(share, ends);
     const choose = () => { Object.assign(state, { layer, kind }); fillSelects(); render(); get("pattern").scrollIntoView(); };
     return element("td", {}, element("button", { type: "button", style, "data-value": value, "aria-current": here ? "true" : null, title: `Show the pattern of ${matrix.tensor}`, onclick: choose }, isGini(measure) ? number(value) : number(100 * value, value >= 0.9995 ? 0 : 1)));
   })));
@@ -278,7 +278,8 @@ function layersSection() {
   layerChart("chart-measure", state.measure, 1.03);
   get("measure-about").textContent = `${MEASURES[state.measure][1]} Choose a cell to see its pattern.`;
   const shown = printing.matches ? Object.keys(MEASURES) : [state.measure]; // paper has no controls
-  get("heats").replaceChildren(...shown.flatMap((measure) => visible().filter(([run]) => run.matrices.length).map(([run, place]) => heat(run, place, measure))));
+  const ends = ["--surface", "--accent"].map((name) => channels(resolved(name)));
+  get("heats").replaceChildren(...shown.flatMap((measure) => visible().filter(([run]) => run.matrices.length).map(([run, place]) => heat(run, place, measure, ends))));
 }
 
 // ---------------------------------------------------------------- values

@@ -78,6 +78,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
     stopping, log = _callback(trainer, Stopping), _callback(trainer, RunLog)
     with stopping.listening():
         trainer.train(runfolder.last_checkpoint(folder) if resume else None)
+    stopping.agree(trainer.args)  # a signal may have come after the last step
     steps = trainer.state.global_step
     if steps < plan.steps:
         result = Result(folder, "interrupted", plan.task.main, {}, None, 0.0, steps, log.seconds)

@@ -84,6 +84,8 @@ def make(config: RunConfig) -> Plan:
         task.features(rows, tokenizer, labels, training=False)  # a label that training never shows is an error now
     steps = total_steps(config, len(train))
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
+    if config.teacher_start > steps > 0:
+        raise InputError(f"--teacher-start {config.teacher_start:g} is after the end of the run, {steps} steps.")
     _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
     return plan
 

@@ -20,7 +20,7 @@ from pinscher import checkpoint
 from pinscher.errors import InputError
 from pinscher.train import plan as planning
 from pinscher.train import runfolder
-from pinscher.train.grid import Cell, Trial
+from pinscher.train.grid import FIELDS, Cell, Trial
 from pinscher.train.tasks import TASKS
 
 # Settings that are equal for every method unless somebody says otherwise; the row shows them as they were resolved.
@@ -181,12 +181,16 @@ def check_unchanged(cells: Sequence[Cell]) -> None:
             continue
         told = yaml.safe_load((folder / "config.yaml").read_text())
         then = told.get("asked") or {name: value for name, value in told["run"].items() if value is not None}
+        later = FIELDS.keys() - told["run"].keys()  # settings that did not exist then, and had no other value
         for name, now in trial.config.to_dict().items():
-            if name in ("output", "overwrite") or (name == "teacher" and now is None) or name not in then:
+            if name in ("output", "overwrite") or (name == "teacher" and now is None):
                 continue
-            if _comparable(name, now) != _comparable(name, then[name]):
+            if name not in then and name not in later:
+                continue
+            before = then[name] if name in then else FIELDS[name].default
+            if _comparable(name, now) != _comparable(name, before):
                 raise InputError(
-                    f"{folder} was run with {name} {_shown(then[name])}, now it is {_shown(now)}: remove that folder "
+                    f"{folder} was run with {name} {_shown(before)}, now it is {_shown(now)}: remove that folder "
                     "to run it anew, take the setting back, or give another --output."
                 )
 

@@ -21,12 +21,16 @@ class Stopping(TrainerCallback):
         self.asked = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.world_size > 1:  # all processes must stop at the same step
+        self.agree(args)
+        if self.asked and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+
+    def agree(self, args: Any) -> None:
+        """Makes what one process was asked hold for all: they must stop at the same place."""
+        if args.world_size > 1:
             asked = torch.tensor(float(self.asked), device=args.device)
             torch.distributed.all_reduce(asked)
             self.asked = bool(asked)
-        if self.asked and state.global_step < state.max_steps:
-            control.should_save = control.should_training_stop = True
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

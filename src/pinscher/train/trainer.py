@@ -91,6 +91,8 @@ class PinsTrainer(Trainer):
             )
         if not teacher_start >= 0:
             raise InputError(f"teacher_start is a number of steps, or a fraction below 1; not {teacher_start}.")
+        if teacher_lag is not None and not teacher_lag >= 1:
+            raise InputError(f"teacher_lag must be at least 1, not {teacher_lag}: a teacher was the student.")
         if select not in SELECTIONS:
             raise InputError(f"select must be one of {', '.join(SELECTIONS)}, not {select!r}.")
         assert isinstance(self.model, nn.Module)
@@ -285,7 +287,7 @@ class PinsTrainer(Trainer):
                     self._save(str(fresh), original=False)  # _load_weights goes by name
 
     def _may_teach(self) -> bool:
-        start = self.teacher_start * (self.state.max_steps if self.teacher_start < 1 else 1)
+        start = round(self.teacher_start * self.state.max_steps) if self.teacher_start < 1 else self.teacher_start
         return self.state.global_step >= start
 
     def _density(self) -> float:
