@@ -142,7 +142,7 @@ def compare(title: str, model: Any, sparsity: float | None, args: argparse.Names
                 some += progress(found) if args.before else []
                 print("\n".join(some), flush=True)
                 lines += some
-        lines += [] if args.before else scaling(files, bench.inputs_of(model, 1, 128), args)
+        lines += [] if args.before or args.first_only else scaling(files, bench.inputs_of(model, 1, 128), args)
     return lines
 
 
