@@ -107,7 +107,7 @@ class Teacher:
             return False
         if self.best is not None and not self._is_better(score) and not self._is_behind(density):
             return False
-        self.best, self.density = float(score), density or 1.0
+        self.best, self.density = float(score), 1.0 if density is None else density
         self.changes += 1
         self.snapshot.take()
         self._cache, self._cached = {}, 0

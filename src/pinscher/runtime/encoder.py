@@ -22,9 +22,8 @@ from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
 TYPED = ("bert", "camembert", "electra", "roberta", "xlm-roberta")  # these have embeddings of token types
 SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
-ONLY_FIRST: ContextVar[Any] = ContextVar(
-    "only_first", default=None
-)  # the base model whose caller reads first tokens only
+# The base model whose caller reads first tokens only.
+ONLY_FIRST: ContextVar[Any] = ContextVar("only_first", default=None)
 
 
 class Layers(nn.Module):
