@@ -103,6 +103,9 @@ void encoder(const Kernels& use, Pool& pool) {
       made.run(pool, use, {tokens, every.data(), {}}, lengths, {again.data(), nullptr, false});
       made.run(pool, use, {tokens, every.data(), {}}, lengths, {firsts.data(), nullptr, true});
       for (size_t i = 0; i < out.size(); ++i) expect(std::abs(out[i] - again[i]) < (turn % 3 ? 1e-3f : 3e-2f), "an encoder");
+      Pool alone(1);  // threads only divide the work
+      made.run(alone, use, {tokens, every.data(), {}}, lengths, {out.data(), nullptr, false});
+      for (size_t i = 0; i < out.size(); ++i) expect(out[i] == again[i], "threads");
       for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
         for (size_t k = 0; k < width; ++k) expect(firsts[s * width + k] == again[start * width + k], "a first token");
     }
@@ -163,11 +166,12 @@ void nonsense() {
 }  // namespace
 
 int main() {
-  Pool pool(2), alone(1);
+  Pool pool(2), three(3), alone(1);
   for (const Kernels* use : all_kernels()) {
     if (!use->supported()) continue;
     products(*use, pool);
     encoder(*use, pool);
+    encoder(*use, three);
     encoder(*use, alone);  // whose share of a wide encoder is large enough to go from products to attention at once
     attention(*use);
     brackets(*use);

@@ -1,7 +1,6 @@
 #include "encoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <mutex>
 
@@ -10,37 +9,34 @@ namespace {
 
 constexpr size_t SHARE = 256;      // tokens that one thread takes through all layers: more do not stay near it
 constexpr double TOGETHER = 0.85;  // of its speed that a thread keeps where all share in every step
+constexpr size_t SLICE = 64;       // tokens of a slice at least: each reads all weights, which is too much for fewer
+constexpr size_t EVEN = 16;        // tokens that slices are multiples of
 
-// A head's part of the tokens of one sequence, [width][stride], gathered from tiles, and back.
-void gather(const Activations& from, size_t feature, size_t width, size_t start, size_t count, float factor, float* to,
-            size_t stride) {
-  for (size_t done = 0; done < count;) {
-    const size_t tile = (start + done) / TILE, at = (start + done) % TILE, some = std::min(TILE - at, count - done);
-    const float* in = from.tile(tile) + feature * TILE + at;
-    for (size_t d = 0; d < width; ++d)
-      for (size_t i = 0; i < some; ++i) to[d * stride + done + i] = in[d * TILE + i] * factor;
-    done += some;
-  }
-}
-
-void scatter(const float* from, size_t stride, size_t width, Activations& to, size_t feature, size_t start,
-             size_t count) {
-  for (size_t done = 0; done < count;) {
-    const size_t tile = (start + done) / TILE, at = (start + done) % TILE, some = std::min(TILE - at, count - done);
-    float* out = to.tile(tile) + feature * TILE + at;
-    for (size_t d = 0; d < width; ++d) std::copy_n(from + d * stride + done, some, out + d * TILE);
-    done += some;
-  }
-}
-
-// The first token of each sequence.
-void pick(const Activations& from, const std::vector<size_t>& lengths, Activations& to) {
-  to.shape(lengths.size(), from.features);
-  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
-    const float* in = from.tile(start / TILE) + start % TILE;
-    float* out = to.tile(s / TILE) + s % TILE;
+// The first token of each sequence; `from` holds the tokens from `start` on.
+template <typename Sequences>
+void pick(const Activations& from, size_t start, const Sequences& sequences, Activations& to) {
+  to.shape(sequences.size(), from.features);
+  for (const auto& one : sequences) {
+    const size_t token = one.start - start;
+    const float* in = from.tile(token / TILE) + token % TILE;
+    float* out = to.tile(one.place / TILE) + one.place % TILE;
     for (size_t k = 0; k < from.features; ++k) out[k * TILE] = in[k * TILE];
   }
+}
+
+// Each item by a thread of its own; what one throws is thrown when all are done, since nothing may go through the pool.
+template <typename Work>
+void each_or_throw(Team& team, size_t items, Work&& work) {
+  std::vector<std::exception_ptr> failures(items);
+  team.each_own(items, [&](size_t item) {
+    try {
+      work(item);
+    } catch (...) {
+      failures[item] = std::current_exception();
+    }
+  });
+  for (const auto& failure : failures)
+    if (failure) std::rethrow_exception(failure);
 }
 
 // Adds the residual and normalises, and makes at once what `next` will multiply.
@@ -53,8 +49,6 @@ void normalise(Team& team, const Kernels& use, Activations& x, const Activations
     if (next) next->narrow_strip(use, x, strip, shorts);
   });
 }
-
-const float* bias_of(const Linear& linear) { return linear.bias.empty() ? nullptr : linear.bias.data(); }
 
 }  // namespace
 
@@ -102,76 +96,9 @@ void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations
   });
 }
 
-// What one forward pass needs; kept for the thread's next one.
-struct Encoder::Room {
-  Activations hidden, wide, context, middle, firsts;
-  Shorts shorts, more_shorts;
-  std::vector<Array<float>> scratch;  // of each thread
-};
-
 Encoder::Room& Encoder::own_room() {
   thread_local Room room;
   return room;
-}
-
-// Where a sequence's tokens are, how many of them ask, and where what they get is put.
-struct Encoder::Sequence {
-  size_t start, count, queries, place;
-};
-
-// One head of one sequence: from queries, keys and values in room.wide to room.context.
-void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, Room& room,
-                     float* scratch) const {
-  const auto [start, count, queries, place] = one;
-  const size_t stride = blocks(count, STRIP) * STRIP, feature = head * head_width;
-  float *q = scratch, *k = q + head_width * stride, *v = k + head_width * stride, *out = v + head_width * stride;
-  gather(room.wide, feature, head_width, start, queries, 1.0f / std::sqrt(static_cast<float>(head_width)), q, stride);
-  gather(room.wide, width + feature, head_width, start, count, 1.0f, k, stride);
-  gather(room.wide, 2 * width + feature, head_width, start, count, 1.0f, v, stride);
-  const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) : nullptr;
-  const auto attention = shorts && count <= MOST_KEYS ? use.attention_i16 : use.attention;
-  attention(q, k, v, out, stride, queries, count, head_width, extra, out + head_width * stride);
-  scatter(out, stride, head_width, room.context, feature, place, queries);
-}
-
-// From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more_shorts.
-void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                         const std::vector<size_t>& lengths, bool only_first, Room& room) const {
-  std::vector<Sequence> sequences;
-  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
-    sequences.push_back({start, lengths[s], only_first ? 1 : lengths[s], only_first ? s : start});
-  const size_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  const size_t stride = blocks(longest, STRIP) * STRIP;
-  const size_t tokens = room.hidden.tokens, made = only_first ? lengths.size() : tokens;
-  room.context.shape(made, width);
-  room.scratch.resize(std::max(room.scratch.size(), team.threads()));
-  for (auto& some : room.scratch) some.reserve(4 * head_width * stride + attention_room(stride, head_width));
-  next.make_room(made, room.more_shorts);
-  const Matrix& matrix = *qkv.matrix;
-  const bool shorts = matrix.kind == Kind::i8;
-  const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
-  // Where the heads of a block of rows are whole, whoever made their queries, keys and values goes on with them.
-  const bool whole = width % BLOCK_N == 0 && BLOCK_N % head_width == 0;
-  if (whole && groups >= 3 * team.threads() && matrix.stays_near(room.hidden)) {
-    room.wide.shape(tokens, matrix.rows);
-    matrix.count_work(tokens);
-    team.each(groups, [&](size_t group, size_t thread) {
-      for (size_t part = 0; part < 3; ++part)
-        matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, bias_of(qkv), Activation::none,
-                              room.wide);
-      for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
-        for (const Sequence& one : sequences) attend(use, shorts, head, one, room, room.scratch[thread].data());
-      next.narrow_features(use, room.context, group, room.more_shorts);
-    });
-  } else {
-    matrix.multiply(team, use, room.hidden, room.shorts, bias_of(qkv), Activation::none, room.wide);
-    team.each(sequences.size() * heads, [&](size_t item, size_t thread) {
-      attend(use, shorts, item % heads, sequences[item / heads], room, room.scratch[thread].data());
-    });
-    team.each(blocks(width, BLOCK_N),
-              [&](size_t block, size_t) { next.narrow_features(use, room.context, block, room.more_shorts); });
-  }
-  next.settle(team, use, made, room.more_shorts);
 }
 
 // From room.middle, whose int16 form is in room.shorts, to room.hidden.
@@ -180,13 +107,22 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
   const Shorts* shorts = &room.shorts;
   if (up.kind == Kind::i8 && down.kind == Kind::i8) {
     room.wide.shape(room.middle.tokens, up.rows);
-    up.multiply_short(team, use, room.middle, room.shorts, bias_of(layer.up), activation, down, room.more_shorts);
+    up.multiply_short(team, use, room.middle, room.shorts, layer.up.start(), activation, down, room.more_shorts);
     shorts = &room.more_shorts;
   } else {
-    up.multiply(team, use, room.middle, room.shorts, bias_of(layer.up), activation, room.wide);
+    up.multiply(team, use, room.middle, room.shorts, layer.up.start(), activation, room.wide);
     down.narrow(team, use, room.wide, room.shorts);
   }
-  down.multiply(team, use, room.wide, *shorts, bias_of(layer.down), Activation::none, room.hidden);
+  down.multiply(team, use, room.wide, *shorts, layer.down.start(), Activation::none, room.hidden);
+}
+
+// From room.context to room.hidden: what a layer does after attention, and the int16 form for the next one.
+void Encoder::finish(Team& team, const Kernels& use, const Layer& layer, const Matrix* next, const Activations& residual,
+                     Room& room) const {
+  layer.out.matrix->multiply(team, use, room.context, room.more_shorts, layer.out.start(), Activation::none, room.middle);
+  normalise(team, use, room.middle, residual, layer.after_attention, layer.up.matrix.get(), room.shorts);
+  apply_mlp(team, use, layer, room);
+  normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);
 }
 
 // Some sequences, one behind the other, that one thread takes through all layers.
@@ -200,7 +136,7 @@ struct Encoder::Part {
 // together.
 std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads) {
   const size_t for_each = std::max<size_t>(1, blocks(tokens, threads * SHARE));
-  const size_t wanted = std::max(WIDE, blocks(tokens, threads * for_each));
+  const size_t wanted = std::max(TILE, blocks(tokens, threads * for_each));
   std::vector<Part> parts;
   for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
     if (parts.empty() || parts.back().tokens + lengths[s] / 2 > wanted) parts.push_back({s, 0, start, 0});
@@ -215,62 +151,144 @@ std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths,
   return parts;
 }
 
+Encoder::Input Encoder::some_of(const Input& in, size_t start, size_t tokens) const {
+  Input some{tokens, in.hidden ? in.hidden + start * width : nullptr, {}};
+  for (const int64_t* index : in.indices) some.indices.push_back(index + start);
+  return some;
+}
+
 void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
                        const Part& part) const {
   Team alone;
-  Input some{part.tokens, in.hidden ? in.hidden + part.start * width : nullptr, {}};
-  for (const int64_t* index : in.indices) some.indices.push_back(index + part.start);
   const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.sequence);
   const size_t row = out.only_first ? part.sequence : part.start;
-  run(alone, use, some, {from, from + static_cast<std::ptrdiff_t>(part.count)}, own_room(),
-      {out.last + row * width, nullptr, out.only_first});
+  run_together(alone, use, some_of(in, part.start, part.tokens), {from, from + static_cast<std::ptrdiff_t>(part.count)},
+               own_room(), {out.last + row * width, nullptr, out.only_first});
 }
 
 void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
                   const Output& out) const {
   Team team(pool);
   const auto parts = out.every ? std::vector<Part>() : parts_of(lengths, in.tokens, team.threads());
-  if (parts.size() > 1) {
-    std::vector<std::exception_ptr> failures(parts.size());  // nothing may be thrown through the pool
-    team.each(parts.size(), [&](size_t number, size_t) {
-      try {
-        run_part(use, in, lengths, out, parts[number]);
-      } catch (...) {
-        failures[number] = std::current_exception();
-      }
-    });
-    for (const auto& failure : failures)
-      if (failure) std::rethrow_exception(failure);
-    return;
-  }
-  Room& room = own_room();
-  team.together([&] { run(team, use, in, lengths, room, out); });
+  if (parts.size() > 1)
+    each_or_throw(team, parts.size(), [&](size_t number) { run_part(use, in, lengths, out, parts[number]); });
+  else if (team.threads() > 1 && in.tokens >= team.threads() * SLICE && !layers.empty())
+    team.together([&] { run_slices(team, use, in, lengths, out); });
+  else
+    team.together([&] { run_together(team, use, in, lengths, own_room(), out); });
 }
 
-void Encoder::run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
-                  const Output& out) const {
+// To room.hidden, and its int16 form for the first layer.
+void Encoder::enter(Team& team, const Kernels& use, const Input& in, Room& room) const {
   room.hidden.shape(in.tokens, width);
   if (in.hidden)
     to_tiles(team, in.hidden, room.hidden);
   else
     embed(team, use, in, room.hidden);
-  if (out.every) to_rows(team, room.hidden, out.every);
   if (!layers.empty()) layers[0].qkv.matrix->narrow(team, use, room.hidden, room.shorts);
+}
+
+const Matrix* Encoder::after(size_t number) const {
+  return number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
+}
+
+// All threads share in every step.
+void Encoder::run_together(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+                           Room& room, const Output& out) const {
+  std::vector<Sequence> all, firsts;
+  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
+    all.push_back({start, lengths[s], 0, lengths[s], start});
+    firsts.push_back({start, lengths[s], 0, 1, s});
+  }
+  enter(team, use, in, room);
+  if (out.every) to_rows(team, room.hidden, out.every);
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
-    const Matrix* next = number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
-    const Matrix& out_by = *layer.out.matrix;
+    const Matrix* next = after(number);
     const bool only_first = out.only_first && !next;
-    attend_all(team, use, layer.qkv, out_by, lengths, only_first, room);
-    if (only_first) pick(room.hidden, lengths, room.firsts);
-    out_by.multiply(team, use, room.context, room.more_shorts, bias_of(layer.out), Activation::none, room.middle);
-    normalise(team, use, room.middle, only_first ? room.firsts : room.hidden, layer.after_attention, layer.up.matrix.get(),
-              room.shorts);
-    apply_mlp(team, use, layer, room);
-    normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);
+    attend_all(team, use, layer.qkv, *layer.out.matrix, only_first ? firsts : all,
+               only_first ? firsts.size() : in.tokens, room);
+    if (only_first) pick(room.hidden, 0, firsts, room.firsts);
+    finish(team, use, layer, next, only_first ? room.firsts : room.hidden, room);
     if (out.every) to_rows(team, room.hidden, out.every + (number + 1) * in.tokens * width);
   }
   to_rows(team, room.hidden, out.last);
+}
+
+// ------------------------------------------------------------ slices
+
+// Some tokens that one thread takes through all layers; only keys and values go from one to the other. Where all share in
+// every step each makes half of what each reads, which costs dearly if cores have no cache in common.
+struct Encoder::Slice {
+  size_t start, tokens, sequence;         // the number of the first sequence that starts in it
+  std::vector<Sequence> all, firsts;      // what its tokens ask, and what the first ones of sequences do
+  Room room;
+  Activations qkv[2];  // of a layer, which the others may still read, and of the next one
+};
+
+void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, std::vector<Slice>& slices) {
+  const size_t each = blocks(blocks(tokens, slices.size()), EVEN) * EVEN;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    Slice& one = slices[i];
+    one.start = std::min(tokens, i * each);
+    one.tokens = std::min(tokens, (i + 1) * each) - one.start;
+    one.all.clear();
+    one.firsts.clear();
+    for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
+      const size_t begin = std::max(start, one.start), end = std::min(start + lengths[s], one.start + one.tokens);
+      if (begin >= end) continue;
+      one.all.push_back({start, lengths[s], begin - start, end - begin, begin - one.start});
+      if (begin > start) continue;
+      if (one.firsts.empty()) one.sequence = s;
+      one.firsts.push_back({start, lengths[s], 0, 1, one.firsts.size()});
+    }
+  }
+}
+
+// One layer of one slice: from the queries, keys and values of all to its own of the next layer.
+void Encoder::step(const Kernels& use, size_t number, const std::vector<Source>& sources, size_t tokens,
+                   const Output& out, Slice& own) const {
+  Team alone;
+  Room& room = own.room;
+  const Layer& layer = layers[number];
+  const Matrix* next = after(number);
+  const bool only_first = out.only_first && !next;
+  const auto& sequences = only_first ? own.firsts : own.all;
+  if (sequences.empty()) return;
+  size_t longest = 0;
+  for (const Sequence& one : sequences) longest = std::max(longest, one.count);
+  make_room(1, longest, only_first ? sequences.size() : own.tokens, *layer.out.matrix, room);
+  attend_heads(alone, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, sequences, sources, room);
+  if (only_first) pick(room.hidden, own.start, sequences, room.firsts);
+  finish(alone, use, layer, next, only_first ? room.firsts : room.hidden, room);
+  if (out.every) to_rows(alone, room.hidden, out.every + ((number + 1) * tokens + own.start) * width);
+  if (next)
+    next->multiply(alone, use, room.hidden, room.shorts, layers[number + 1].qkv.start(), Activation::none,
+                   own.qkv[(number + 1) % 2]);
+  else
+    to_rows(alone, room.hidden, out.last + (only_first ? own.sequence : own.start) * width);
+}
+
+void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+                         const Output& out) const {
+  thread_local std::vector<Slice> kept;
+  std::vector<Slice>& slices = kept;  // the others must not see theirs
+  slices.resize(team.threads());
+  cut(lengths, in.tokens, slices);
+  std::vector<Source> sources[2];
+  for (const Slice& one : slices)
+    for (size_t i = 0; i < 2; ++i) sources[i].push_back({one.start, &one.qkv[i]});
+  each_or_throw(team, slices.size(), [&](size_t number) {
+    Team alone;
+    Slice& own = slices[number];
+    enter(alone, use, some_of(in, own.start, own.tokens), own.room);
+    if (out.every) to_rows(alone, own.room.hidden, out.every + own.start * width);
+    const Linear& qkv = layers[0].qkv;
+    qkv.matrix->multiply(alone, use, own.room.hidden, own.room.shorts, qkv.start(), Activation::none, own.qkv[0]);
+  });
+  for (size_t number = 0; number < layers.size(); ++number)
+    each_or_throw(team, slices.size(),
+                  [&](size_t slice) { step(use, number, sources[number % 2], in.tokens, out, slices[slice]); });
 }
 
 }  // namespace pinscher

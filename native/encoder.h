@@ -13,6 +13,7 @@ using Vector = std::vector<float>;
 struct Linear {
   std::shared_ptr<const Matrix> matrix;
   Vector bias;  // may be empty
+  const float* start() const { return bias.empty() ? nullptr : bias.data(); }  // of its sums
 };
 
 struct LayerNorm {
@@ -68,20 +69,51 @@ class Encoder {
   void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
 
  private:
-  struct Room;
+  // What one forward pass needs; kept for the thread's next one.
+  struct Room {
+    Activations hidden, wide, context, middle, firsts;
+    Shorts shorts, more_shorts;
+    std::vector<Array<float>> scratch;  // of each thread
+  };
   static Room& own_room();  // of the calling thread
+
+  // Where a sequence's tokens are, which of them ask, and where what they get is put.
+  struct Sequence {
+    size_t start, count, first, queries, place;
+  };
+  // Queries, keys and values of the tokens from `start` on.
+  struct Source {
+    size_t start;
+    const Activations* wide;
+  };
   struct Part;
+  struct Slice;
+
+  void run_together(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
+                    const Output& out) const;
+  const Matrix* after(size_t number) const;  // the matrix that multiplies what this layer makes
+  void enter(Team& team, const Kernels& use, const Input& in, Room& room) const;
+  void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
+  void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, const std::vector<Source>& sources,
+              Activations& context, float* scratch) const;
+  void make_room(size_t threads, size_t longest, size_t made, const Matrix& next, Room& room) const;
+  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
+                  const std::vector<Sequence>& sequences, size_t made, Room& room) const;
+  void attend_heads(Team& team, const Kernels& use, bool shorts, const Matrix& next,
+                    const std::vector<Sequence>& sequences, const std::vector<Source>& sources, Room& room) const;
+  void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
+  void finish(Team& team, const Kernels& use, const Layer& layer, const Matrix* next, const Activations& residual,
+              Room& room) const;
+
+  Input some_of(const Input& in, size_t start, size_t tokens) const;
   static std::vector<Part> parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads);
   void run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
                 const Part& part) const;
-  void run(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
-           const Output& out) const;
-  void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
-  struct Sequence;
-  void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, Room& room, float* scratch) const;
-  void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
-  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
-                  const std::vector<size_t>& lengths, bool only_first, Room& room) const;
+  static void cut(const std::vector<size_t>& lengths, size_t tokens, std::vector<Slice>& slices);
+  void run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+                  const Output& out) const;
+  void step(const Kernels& use, size_t number, const std::vector<Source>& sources, size_t tokens, const Output& out,
+            Slice& own) const;
 };
 
 // Rows [tokens, width] as tiles, and back.

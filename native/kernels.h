@@ -1,7 +1,7 @@
 // The inner loops, once for each instruction set: kernels.inc is their one source, kernels_<isa>.cpp compile it.
 //
-// Activations are feature-major: a tile holds 64 tokens (128 as int16), and the tokens of a feature lie side by side. A
-// product y = W x walks the nonzeros of W; each multiplies one feature of up to 128 tokens and adds to one output.
+// Activations are feature-major: a tile holds 64 tokens, and the tokens of a feature lie side by side. A product y = W x
+// walks the nonzeros of W; each multiplies one feature of up to 64 tokens and adds to one output.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +9,7 @@
 
 namespace pinscher {
 
-constexpr size_t TILE = 64;       // tokens of a tile in fp32
-constexpr size_t WIDE = 128;      // tokens of a tile in int16: as many bytes
-constexpr size_t BLOCK_K = 128;   // inputs whose tile stays in the first cache; an index into them is a byte
+constexpr size_t TILE = 64;       // tokens of a tile
 constexpr size_t BLOCK_N = 128;   // outputs of one piece of work
 constexpr size_t CHUNK = 768;     // inputs summed in int16 before the sum becomes fp32
 constexpr size_t STRIP = 32;      // tokens normalised or narrowed together
@@ -22,9 +20,13 @@ constexpr size_t MOST_KEYS = 16384;  // whose rounded weights times values stay 
 
 inline size_t attention_room(size_t stride, size_t width) { return (3 * ((width + 1) / 2) + TILE + 2) * stride + width + 1; }
 
+// Inputs whose tile stays in the first cache; an index into them is a byte.
+template <typename Value>
+constexpr size_t BLOCK_K = sizeof(Value) == 1 ? 256 : 128;  // int8 weights multiply int16
+
 // One output row of a block, and how many nonzeros it has there; rows come sorted by that count.
 struct Line {
-  uint8_t row, count;
+  uint16_t row, count;
 };
 
 // The nonzeros of up to BLOCK_N rows and BLOCK_K columns, line by line.
@@ -63,14 +65,14 @@ struct Kernels {
   // The same in int16: products are (257 · value · x + 2^14) >> 15. Sums wrap around. `fresh`: y need not be zero before,
   // and the block has a line for each row, even of no nonzeros.
   void (*spmm_i16)(const Block<int8_t>&, const int16_t* x, int16_t* y, size_t tokens, bool fresh);
-  // out[row][token] = sum[row][token] · row_scale[row] · token_scale[token] + start[row], into two tiles of fp32; without
-  // a start it is added to what is there
+  // out[row][token] = sum[row][token] · row_scale[row] · token_scale[token] + start[row], in fp32; without a start it is
+  // added to what is there
   void (*widen)(const int16_t* sum, size_t rows, const float* row_scale, const float* token_scale, const float* start,
-                float* low, float* high, size_t tokens);
-  // A strip of a tile as int16; scale[chunk][WIDE] is what widen wants. `bound` per chunk: see Matrix::bound_sums.
+                float* out, size_t tokens);
+  // A strip of a tile as int16; scale[chunk][TILE] is what widen wants. `bound` per chunk: see Matrix::bound_sums.
   void (*narrow)(const float* tile, size_t features, const float* bound, int16_t* out, float* scale);
   // Tokens of a strip whose features were narrowed BLOCK_N by BLOCK_N to the length FULL, as by narrow, get one scale for
-  // each chunk, in place; worth[block][WIDE] is what a unit was worth.
+  // each chunk, in place; worth[block][TILE] is what a unit was worth.
   void (*settle)(int16_t* tile, size_t features, const float* worth, const float* bound, float* scale);
   // y[row][token] += Σ_k panel[k][row] · x[k][token] for `rows` ≤ PANEL
   void (*dense)(const float* panel, size_t rows, size_t features, const float* x, float* y, size_t tokens);

@@ -15,7 +15,7 @@ constexpr float UNIT = 257.0f / 32768.0f;  // what a code and an int16 of 1 mult
 void Activations::shape(size_t new_tokens, size_t new_features) {
   tokens = new_tokens;
   features = new_features;
-  values.reserve(blocks(tokens, WIDE) * (WIDE / TILE) * TILE * features);
+  values.reserve(tiles() * TILE * features);
 }
 
 Matrix::Matrix(const float* weights, size_t rows, size_t columns, bool sparse)
@@ -48,14 +48,14 @@ void Matrix::pack(const Source* source, std::vector<Value>& values) {
   line_start_.assign(1, 0);
   value_start_.assign(1, 0);
   for (size_t top = 0; top < rows; top += BLOCK_N)
-    for (size_t left = 0; left < columns; left += BLOCK_K) {
-      const size_t bottom = std::min(rows, top + BLOCK_N), right = std::min(columns, left + BLOCK_K);
+    for (size_t left = 0; left < columns; left += BLOCK_K<Value>) {
+      const size_t bottom = std::min(rows, top + BLOCK_N), right = std::min(columns, left + BLOCK_K<Value>);
       std::vector<Line> found;
       for (size_t r = top; r < bottom; ++r) {
         const Source* row = source + r * columns;
         const auto count = std::count_if(row + left, row + right, [](Source value) { return value != 0; });
         // The first block of a chunk starts the sums: it has every row.
-        if (count || left % CHUNK == 0) found.push_back({static_cast<uint8_t>(r - top), static_cast<uint8_t>(count)});
+        if (count || left % CHUNK == 0) found.push_back({static_cast<uint16_t>(r - top), static_cast<uint16_t>(count)});
       }
       // Equal counts in a row let the processor foresee where the inner loop ends.
       std::stable_sort(found.begin(), found.end(), [](Line a, Line b) { return a.count > b.count; });
@@ -98,7 +98,7 @@ size_t Matrix::bytes() const {
 
 template <typename Value>
 Block<Value> Matrix::block(size_t row_block, size_t column_block, const std::vector<Value>& values) const {
-  const size_t number = row_block * blocks(columns, BLOCK_K) + column_block;
+  const size_t number = row_block * blocks(columns, BLOCK_K<Value>) + column_block;
   return {lines_.data() + line_start_[number], line_start_[number + 1] - line_start_[number],
           at_.data() + value_start_[number], values.data() + value_start_[number]};
 }
@@ -107,8 +107,8 @@ void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
   const float* in = x.tile(tile);
   if (kind == Kind::f32) {
-    for (size_t b = 0; b < blocks(columns, BLOCK_K); ++b)
-      use.spmm_f32(block(row_block, b, f32_), in + b * BLOCK_K * TILE, y, x.in_tile(tile));
+    for (size_t b = 0; b < blocks(columns, BLOCK_K<float>); ++b)
+      use.spmm_f32(block(row_block, b, f32_), in + b * BLOCK_K<float> * TILE, y, x.in_tile(tile));
     return;
   }
   // Rows of a block start anywhere in a panel: whole panels are kept together by rounding the block's edges.
@@ -121,45 +121,44 @@ void Matrix::tile_f32(const Kernels& use, const Activations& x, size_t row_block
 }
 
 void Matrix::tile_i8(const Kernels& use, size_t tokens, const Shorts& shorts, size_t row_block, size_t tile,
-                     const float* bias, Activation then, float* const parts[2]) const {
+                     const float* bias, Activation then, float* y) const {
+  constexpr size_t WIDTH = BLOCK_K<int8_t>;
   static constexpr float nothing[BLOCK_N] = {};
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
   const size_t chunks = blocks(columns, CHUNK);
   if (then == Activation::gelu) then = Activation::gelu_short;
-  const int16_t* in = shorts.values.data() + tile * columns * WIDE;
-  alignas(LINE) int16_t sum[BLOCK_N * WIDE];
+  const int16_t* in = shorts.values.data() + tile * columns * TILE;
+  alignas(LINE) int16_t sum[BLOCK_N * TILE];
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    const size_t begin = chunk * (CHUNK / BLOCK_K);
-    const size_t end = std::min(blocks(columns, BLOCK_K), (chunk + 1) * (CHUNK / BLOCK_K));
+    const size_t begin = chunk * (CHUNK / WIDTH);
+    const size_t end = std::min(blocks(columns, WIDTH), (chunk + 1) * (CHUNK / WIDTH));
     for (size_t b = begin; b < end; ++b)
-      use.spmm_i16(block(row_block, b, i8_), in + b * BLOCK_K * WIDE, sum, tokens, b == begin);
+      use.spmm_i16(block(row_block, b, i8_), in + b * WIDTH * TILE, sum, tokens, b == begin);
     // A few rows at a time, so that what widen writes is still near when it is activated.
     for (size_t r = 0; r < count; r += SOME) {
       const size_t some = std::min(SOME, count - r);
       const float* start = chunk ? nullptr : (bias ? bias + first : nothing) + r;
-      use.widen(sum + r * WIDE, some, scale_.data() + first + r, shorts.scale.data() + (tile * chunks + chunk) * WIDE,
-                start, parts[0] + r * TILE, parts[1] ? parts[1] + r * TILE : nullptr, tokens);
-      if (chunk + 1 < chunks) continue;
-      for (size_t half = 0; half < 2; ++half)
-        if (parts[half]) use.activate(then, parts[half] + r * TILE, some * TILE);
+      use.widen(sum + r * TILE, some, scale_.data() + first + r, shorts.scale.data() + (tile * chunks + chunk) * TILE,
+                start, y + r * TILE, tokens);
+      if (chunk + 1 == chunks) use.activate(then, y + r * TILE, some * TILE);
     }
   }
 }
 
 void Matrix::make_room(size_t tokens, Shorts& out) const {
   if (kind != Kind::i8) return;
-  const size_t tiles = blocks(tokens, WIDE);
-  out.values.reserve(tiles * columns * WIDE);
-  out.scale.reserve(tiles * blocks(columns, CHUNK) * WIDE);
-  out.worth.reserve(tiles * blocks(columns, BLOCK_N) * WIDE);
+  const size_t tiles = blocks(tokens, TILE);
+  out.values.reserve(tiles * columns * TILE);
+  out.scale.reserve(tiles * blocks(columns, CHUNK) * TILE);
+  out.worth.reserve(tiles * blocks(columns, BLOCK_N) * TILE);
 }
 
 void Matrix::narrow_strip(const Kernels& use, const Activations& x, size_t strip, Shorts& out) const {
   if (kind != Kind::i8) return;
-  const size_t token = strip * STRIP, tile = token / WIDE, place = token % WIDE;
+  const size_t token = strip * STRIP, tile = token / TILE, place = token % TILE;
   use.narrow(x.tile(token / TILE) + token % TILE, columns, bound_.data(),
-             out.values.data() + tile * columns * WIDE + place,
-             out.scale.data() + tile * blocks(columns, CHUNK) * WIDE + place);
+             out.values.data() + tile * columns * TILE + place,
+             out.scale.data() + tile * blocks(columns, CHUNK) * TILE + place);
 }
 
 void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts& out) const {
@@ -168,38 +167,37 @@ void Matrix::narrow(Team& team, const Kernels& use, const Activations& x, Shorts
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) { narrow_strip(use, x, strip, out); });
 }
 
-void Matrix::narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* const parts[2],
+void Matrix::narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* part,
                           Shorts& out) const {
   const size_t first = block * BLOCK_N, count = std::min(BLOCK_N, columns - first);
   for (size_t t = 0; t < tokens; t += STRIP)
-    use.narrow(parts[t / TILE] + t % TILE, count, &FULL, out.values.data() + (tile * columns + first) * WIDE + t,
-               out.worth.data() + (tile * blocks(columns, BLOCK_N) + block) * WIDE + t);
+    use.narrow(part + t, count, &FULL, out.values.data() + (tile * columns + first) * TILE + t,
+               out.worth.data() + (tile * blocks(columns, BLOCK_N) + block) * TILE + t);
 }
 
 void Matrix::narrow_features(const Kernels& use, const Activations& x, size_t block, Shorts& out) const {
   if (kind != Kind::i8) return;
-  for (size_t tile = 0; tile < tiles(x); ++tile) {
-    const float* parts[2] = {x.tile(2 * tile) + block * BLOCK_N * TILE, nullptr};
-    if (2 * tile + 1 < x.tiles()) parts[1] = x.tile(2 * tile + 1) + block * BLOCK_N * TILE;
-    narrow_block(use, tile, std::min(WIDE, x.tokens - tile * WIDE), block, parts, out);
-  }
+  for (size_t tile = 0; tile < x.tiles(); ++tile)
+    narrow_block(use, tile, x.in_tile(tile), block, x.tile(tile) + block * BLOCK_N * TILE, out);
 }
 
 void Matrix::settle(Team& team, const Kernels& use, size_t tokens, Shorts& out) const {
   if (kind != Kind::i8) return;
   team.each(blocks(tokens, STRIP), [&](size_t strip, size_t) {
-    const size_t tile = strip * STRIP / WIDE, place = strip * STRIP % WIDE;
-    use.settle(out.values.data() + tile * columns * WIDE + place, columns,
-               out.worth.data() + tile * blocks(columns, BLOCK_N) * WIDE + place, bound_.data(),
-               out.scale.data() + tile * blocks(columns, CHUNK) * WIDE + place);
+    const size_t tile = strip * STRIP / TILE, place = strip * STRIP % TILE;
+    use.settle(out.values.data() + tile * columns * TILE + place, columns,
+               out.worth.data() + tile * blocks(columns, BLOCK_N) * TILE + place, bound_.data(),
+               out.scale.data() + tile * blocks(columns, CHUNK) * TILE + place);
   });
 }
 
-bool Matrix::stays_near(const Activations& x) const { return tiles(x) * columns * TILE * sizeof(float) <= NEAR; }
+bool Matrix::stays_near(const Activations& x) const {
+  return x.tiles() * columns * TILE * (kind == Kind::i8 ? sizeof(int16_t) : sizeof(float)) <= NEAR;
+}
 
 void Matrix::multiply_block(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block,
                             const float* bias, Activation then, Activations& y) const {
-  for (size_t tile = 0; tile < tiles(x); ++tile) multiply_tile(use, x, shorts, row_block, tile, bias, then, y);
+  for (size_t tile = 0; tile < x.tiles(); ++tile) multiply_tile(use, x, shorts, row_block, tile, bias, then, y);
 }
 
 void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts, const float* bias,
@@ -212,7 +210,7 @@ void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, cons
   if (stays_near(x) && row_blocks >= 3 * team.threads())
     team.each(row_blocks, [&](size_t block, size_t) { multiply_block(use, x, shorts, block, bias, then, y); });
   else
-    team.each(row_blocks * tiles(x), [&](size_t item, size_t) {
+    team.each(row_blocks * x.tiles(), [&](size_t item, size_t) {
       multiply_tile(use, x, shorts, item % row_blocks, item / row_blocks, bias, then, y);
     });
 }
@@ -220,31 +218,27 @@ void Matrix::multiply(Team& team, const Kernels& use, const Activations& x, cons
 void Matrix::multiply_tile(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
                            const float* bias, Activation then, Activations& y) const {
   const size_t first = row_block * BLOCK_N, count = std::min(BLOCK_N, rows - first);
-  const size_t wide = kind == Kind::i8 ? 2 : 1, from = wide * tile, to = std::min(from + wide, y.tiles());
-  float* parts[2] = {nullptr, nullptr};
-  for (size_t t = from; t < to; ++t) parts[t - from] = y.tile(t) + first * TILE;
+  float* out = y.tile(tile) + first * TILE;
   if (kind == Kind::i8) {
-    tile_i8(use, std::min(WIDE, x.tokens - tile * WIDE), shorts, row_block, tile, bias, then, parts);
+    tile_i8(use, x.in_tile(tile), shorts, row_block, tile, bias, then, out);
   } else {
-    for (size_t r = 0; r < count; ++r) std::fill_n(parts[0] + r * TILE, TILE, bias ? bias[first + r] : 0.0f);
-    tile_f32(use, x, row_block, tile, parts[0]);
-    use.activate(then, parts[0], count * TILE);
+    for (size_t r = 0; r < count; ++r) std::fill_n(out + r * TILE, TILE, bias ? bias[first + r] : 0.0f);
+    tile_f32(use, x, row_block, tile, out);
+    use.activate(then, out, count * TILE);
   }
 }
 
 void Matrix::multiply_short(Team& team, const Kernels& use, const Activations& x, const Shorts& shorts,
                             const float* bias, Activation then, const Matrix& next, Shorts& y) const {
-  const size_t tiles = blocks(x.tokens, WIDE), row_blocks = blocks(rows, BLOCK_N);
+  const size_t tiles = x.tiles(), row_blocks = blocks(rows, BLOCK_N);
   next.make_room(x.tokens, y);
   count_work(x.tokens);
   const bool near = stays_near(x);  // as in multiply
   team.each(row_blocks * tiles, [&](size_t item, size_t) {
     const size_t tile = near ? item % tiles : item / row_blocks, row_block = near ? item / tiles : item % row_blocks;
-    const size_t tokens = std::min(WIDE, x.tokens - tile * WIDE);
-    alignas(LINE) float made[2][BLOCK_N * TILE];
-    float* const parts[2] = {made[0], tokens > TILE ? made[1] : nullptr};
-    tile_i8(use, tokens, shorts, row_block, tile, bias, then, parts);
-    next.narrow_block(use, tile, tokens, row_block, parts, y);
+    alignas(LINE) float made[BLOCK_N * TILE];
+    tile_i8(use, x.in_tile(tile), shorts, row_block, tile, bias, then, made);
+    next.narrow_block(use, tile, x.in_tile(tile), row_block, made, y);
   });
   next.settle(team, use, x.tokens, y);
 }
@@ -275,7 +269,8 @@ void Matrix::multiply_one(Team& team, const float* x, const float* bias, float* 
         for (size_t k = 0; k < columns; ++k) sums[r] += panel[k * PANEL] * x[k];
       }
     } else {
-      for (size_t b = 0; b < blocks(columns, BLOCK_K); ++b) one_block(row_block, b, x + b * BLOCK_K, sums);
+      const size_t width = kind == Kind::i8 ? BLOCK_K<int8_t> : BLOCK_K<float>;
+      for (size_t b = 0; b < blocks(columns, width); ++b) one_block(row_block, b, x + b * width, sums);
     }
     for (size_t r = 0; r < count; ++r) {
       const float value = kind == Kind::i8 ? sums[r] * (scale_[first + r] * UNIT) : sums[r];

@@ -23,11 +23,11 @@ struct Activations {
   const float* tile(size_t number) const { return values.data() + number * features * TILE; }
 };
 
-// The same as int16, WIDE tokens a tile, and what one unit of each token is worth in each chunk.
+// The same as int16, and what one unit of each token is worth in each chunk.
 struct Shorts {
   Array<int16_t> values;
-  Array<float> scale;  // [tile][chunk][WIDE]
-  Array<float> worth;  // of a unit before chunks have one scale: [tile][block of BLOCK_N features][WIDE]
+  Array<float> scale;  // [tile][chunk][TILE]
+  Array<float> worth;  // of a unit before chunks have one scale: [tile][block of BLOCK_N features][TILE]
 };
 
 enum class Kind { f32, i8, dense };
@@ -51,10 +51,9 @@ class Matrix {
   // The same for BLOCK_N rows of y, whose shape is there already.
   void multiply_block(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block,
                       const float* bias, Activation then, Activations& y) const;
-  // The int16 form of x made where x is made: BLOCK_N features of a tile of WIDE tokens at a time, given as up to two tiles
-  // of fp32, and when all are there, one scale for each chunk.
-  void narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* const parts[2],
-                    Shorts& out) const;
+  // The int16 form of x made where x is made: BLOCK_N features of a tile at a time, and when all are there, one scale for
+  // each chunk.
+  void narrow_block(const Kernels& use, size_t tile, size_t tokens, size_t block, const float* part, Shorts& out) const;
   void narrow_features(const Kernels& use, const Activations& x, size_t block, Shorts& out) const;  // of all tiles
   void settle(Team& team, const Kernels& use, size_t tokens, Shorts& out) const;
   // y = W x + bias and the activation as int16 for `next`, both int8, without ever keeping all of y in fp32.
@@ -77,11 +76,10 @@ class Matrix {
   void bound_sums(const int8_t* codes);
   void multiply_tile(const Kernels& use, const Activations& x, const Shorts& shorts, size_t row_block, size_t tile,
                      const float* bias, Activation then, Activations& y) const;
-  size_t tiles(const Activations& x) const { return blocks(x.tokens, kind == Kind::i8 ? WIDE : TILE); }
   void one_block(size_t row_block, size_t column_block, const float* x, float* sums) const;
   void tile_f32(const Kernels& use, const Activations& x, size_t row_block, size_t tile, float* y) const;
   void tile_i8(const Kernels& use, size_t tokens, const Shorts& shorts, size_t row_block, size_t tile,
-               const float* bias, Activation then, float* const parts[2]) const;
+               const float* bias, Activation then, float* y) const;
 
   std::vector<size_t> line_start_, value_start_;  // [row blocks × column blocks + 1]
   std::vector<Line> lines_;

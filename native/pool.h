@@ -70,6 +70,17 @@ class Team {
     together([&] { pool_->share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
   }
 
+  // The same, each item by the thread of its number if that one comes: what it needs is in that one's caches.
+  template <typename Work>
+  void each_own(size_t items, Work&& work) {
+    std::vector<std::atomic<bool>> taken(items);
+    each(items, [&](size_t, size_t thread) {
+      size_t item = thread % items;
+      while (taken[item].exchange(true)) item = (item + 1) % items;
+      work(item);
+    });
+  }
+
   // Calls body(), in which `each` finds the workers awake: for many small steps one after the other.
   template <typename Body>
   void together(Body&& body) {

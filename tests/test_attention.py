@@ -114,6 +114,18 @@ def test_the_shorter_gelu(isa):
 WIDTH = 384
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shorts", [False, True])
+def test_a_query_is_the_same_beside_any_others(isa, shorts):
+    """Threads cut sequences anywhere, and kernels take as many queries at once as are left."""
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        q, k, v = (random.standard_normal((96, 192)).astype(np.float32) for _ in range(3))
+        whole = attention(q / 10, k, v, shorts, isa)
+        for some in (slice(0, 96), slice(96, 192), slice(16, 64)):
+            assert (attention(np.ascontiguousarray(q[:, some] / 10), k, v, shorts, isa) == whole[:, some]).all()
+
+
 def encoder_of(kinds: list[str], middle: int, heads: int) -> object:
     """Two layers; each kind is that of one of the four matrices."""
     random = np.random.default_rng(3)
@@ -149,7 +161,7 @@ LENGTHS = [[1], [33], [128], [129], [40, 1, 90], [200, 256], [64] * 9, [30, 100,
 @pytest.mark.parametrize("heads", [6, 4])  # of 64 numbers, a whole number of which makes a block of rows; of 96
 def test_the_number_of_threads_changes_nothing(lengths, heads):
     """One thread goes from a head's products to its attention at once, four do one after the other; or each takes some
-    sequences through all layers."""
+    sequences, or some tokens, through all layers."""
     encoder = encoder_of(["i8"] * 4, 500, heads)
     x = tokens_of(sum(lengths), WIDTH, 0)
     one = hidden_of(encoder, x, lengths, 1)

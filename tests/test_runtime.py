@@ -7,9 +7,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import transformers as hf
+from hypothesis import strategies as st
 
 import pinscher
 from pinscher.errors import InputError
@@ -318,6 +320,33 @@ def test_several_threads_at_once():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, 330), min_size=1, max_size=4),
+    name=st.sampled_from(["bert", "mpnet"]),
+    mode=st.sampled_from(["fp32", "int8"]),
+    threads=st.sampled_from([2, 3]),
+)
+@hypothesis.example(lengths=[128], name="bert", mode="int8", threads=2)  # cut in the middle of the only sequence
+@hypothesis.example(lengths=[70, 1, 200], name="mpnet", mode="fp32", threads=3)
+def test_threads_only_divide_the_work(lengths, name, mode, threads):
+    """However tokens are cut up, what comes out is that of one thread to the last bit."""
+    config = type(CONFIGS[name])(**{**SIZES, "max_position_embeddings": 340})
+    torch.manual_seed(0)
+    model = pruned_(hf.AutoModelForSequenceClassification.from_config(config))
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids = torch.randint(3, 99, (len(lengths), max(lengths)), generator=generator)
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    given = {"input_ids": ids * mask + (1 - mask), "attention_mask": mask}
+    alone, together = (pinscher.accelerate(model, mode=mode, threads=number) for number in (1, threads))
+    assert torch.equal(together(**given).logits, alone(**given).logits)  # the last layer is for first tokens only
+    wanted = alone(**given, output_hidden_states=True).hidden_states
+    found = together(**given, output_hidden_states=True).hidden_states
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    if mode == "fp32":
+        assert torch.allclose(together(**given).logits, model(**given).logits, atol=5e-5)
 
 
 @pytest.mark.parametrize("isa", kernels.core().isas())
