@@ -379,7 +379,7 @@ def test_every_ablation_plans(axis, words, tmp_path, capsys):
     assert len(settings) == len(ABLATIONS[axis])
 
 
-def test_the_objective_ablation_shares_its_teacher(words, tmp_path):
+def test_the_objective_ablation_shares_its_teacher(words, tmp_path, capsys):
     out = tmp_path / "out"
     assert outcome([*words, "--ablation", "objective", "--tasks", "cola", "--output", out])[0] == 0
     assert sorted(path.name for path in (out / "cells").iterdir()) == [
@@ -397,6 +397,11 @@ def test_the_objective_ablation_shares_its_teacher(words, tmp_path):
     assert stamps(out) == before
     text = (out / "table.md").read_text()
     assert all(figure in text for figure in ("55.4", "56.0", "57.1"))  # the paper's ablation, BERT-base at 80 %
+    shutil.rmtree(taught)
+    shutil.rmtree(out / "cells" / "cola-dense-seed42" / "model")  # as where a run was kept without its model
+    code, said, _ = outcome([*words, "--ablation", "objective", "--tasks", "cola", "--output", out], capsys)
+    assert code == 1
+    assert "its teacher cola-dense-seed42 has no model any more; remove" in said
 
 
 # ------------------------------------------------------------ the plan

@@ -331,6 +331,7 @@ def test_several_threads_at_once():
 )
 @hypothesis.example(lengths=[128], name="bert", mode="int8", threads=2)  # cut in the middle of the only sequence
 @hypothesis.example(lengths=[70, 1, 200], name="mpnet", mode="fp32", threads=3)
+@hypothesis.example(lengths=[186, 200], name="bert", mode="int8", threads=6)  # nothing is left for the last one
 def test_threads_only_divide_the_work(lengths, name, mode, threads):
     """However tokens are cut up, what comes out is that of one thread to the last bit."""
     config = type(CONFIGS[name])(**{**SIZES, "max_position_embeddings": 340})

@@ -78,7 +78,12 @@ class Session:
         if best is None:
             self.failed[trial.name] = f"its teacher {teacher.name} is not there"
             return None
-        return dataclasses.replace(trial.config, teacher=str(best.config.folder / "model"))
+        model = best.config.folder / "model"
+        if not model.is_dir():
+            again = f"remove {best.config.folder} and start again: it is then made anew"
+            self.failed[trial.name] = f"its teacher {teacher.name} has no model any more; {again}"
+            return None
+        return dataclasses.replace(trial.config, teacher=str(model))
 
     def _teacher(self, trial: Trial) -> Cell | None:
         name = self.owner[trial.name].teacher
