@@ -90,7 +90,8 @@ void encoder(const Kernels& use, Pool& pool) {
       made.embeddings = {{{table.data(), 11}}, norm};
       if (turn % 2) {
         made.reach = 200;
-        made.relative.assign(3 * 399 + 64, 0.1f);
+        made.relative.resize(3 * 399 + 64);
+        for (float& extra : made.relative) extra = normal();
       }
       std::vector<size_t> lengths;
       size_t tokens = 0;

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 
 namespace pinscher {
 namespace {
 
 constexpr size_t SHARE = 256;      // tokens that one thread takes through all layers: more do not stay near it
 constexpr double TOGETHER = 0.85;  // of its speed that a thread keeps where all share in every step
-constexpr size_t SLICE = 64;       // tokens of a slice at least: each reads all weights, which is too much for fewer
-constexpr size_t EVEN = 16;        // tokens that slices are multiples of
+constexpr double SLICED = 0.95;    // and where each has a slice of the tokens
+constexpr size_t SLICE = 64;       // tokens for each thread from which on there are slices: each reads all weights
+constexpr size_t EVEN = 16;        // tokens that slices are cut at multiples of
 
 // The first token of each sequence; `from` holds the tokens from `start` on.
 template <typename Sequences>
@@ -24,7 +24,7 @@ void pick(const Activations& from, size_t start, const Sequences& sequences, Act
   }
 }
 
-// Each item by a thread of its own; what one throws is thrown when all are done, since nothing may go through the pool.
+// What an item throws is thrown when all are done, since nothing may go through the pool.
 template <typename Work>
 void each_or_throw(Team& team, size_t items, Work&& work) {
   std::vector<std::exception_ptr> failures(items);
@@ -106,7 +106,7 @@ void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room
   const Matrix &up = *layer.up.matrix, &down = *layer.down.matrix;
   const Shorts* shorts = &room.shorts;
   if (up.kind == Kind::i8 && down.kind == Kind::i8) {
-    room.wide.shape(room.middle.tokens, up.rows);
+    room.wide.tokens = room.middle.tokens;  // only that is asked of it: the numbers are in the int16 form
     up.multiply_short(team, use, room.middle, room.shorts, layer.up.start(), activation, down, room.more_shorts);
     shorts = &room.more_shorts;
   } else {
@@ -147,7 +147,8 @@ std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths,
   std::vector<size_t> load(threads, 0);
   for (const Part& part : parts) *std::min_element(load.begin(), load.end()) += blocks(part.tokens, STRIP) * STRIP;
   const size_t longest = *std::max_element(load.begin(), load.end());
-  if (static_cast<double>(longest * threads) * TOGETHER > static_cast<double>(tokens)) parts.clear();
+  const double kept = tokens >= threads * SLICE ? SLICED : TOGETHER;
+  if (static_cast<double>(longest * threads) * kept > static_cast<double>(tokens)) parts.clear();
   return parts;
 }
 
@@ -218,7 +219,7 @@ void Encoder::run_together(Team& team, const Kernels& use, const Input& in, cons
 // ------------------------------------------------------------ slices
 
 // Some tokens that one thread takes through all layers; only keys and values go from one to the other. Where all share in
-// every step each makes half of what each reads, which costs dearly if cores have no cache in common.
+// every step most of what one reads others have made, which costs dearly if cores have no cache in common.
 struct Encoder::Slice {
   size_t start, tokens, sequence;         // the number of the first sequence that starts in it
   std::vector<Sequence> all, firsts;      // what its tokens ask, and what the first ones of sequences do
@@ -226,12 +227,11 @@ struct Encoder::Slice {
   Activations qkv[2];  // of a layer, which the others may still read, and of the next one
 };
 
-void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, std::vector<Slice>& slices) {
-  const size_t each = blocks(blocks(tokens, slices.size()), EVEN) * EVEN;
-  for (size_t i = 0; i < slices.size(); ++i) {
+void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices) {
+  for (size_t i = 0; i < count; ++i) {
     Slice& one = slices[i];
-    one.start = std::min(tokens, i * each);
-    one.tokens = std::min(tokens, (i + 1) * each) - one.start;
+    one.start = i * tokens / count / EVEN * EVEN;
+    one.tokens = (i + 1 < count ? (i + 1) * tokens / count / EVEN * EVEN : tokens) - one.start;
     one.all.clear();
     one.firsts.clear();
     for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
@@ -273,12 +273,13 @@ void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const 
                          const Output& out) const {
   thread_local std::vector<Slice> kept;
   std::vector<Slice>& slices = kept;  // the others must not see theirs
-  slices.resize(team.threads());
-  cut(lengths, in.tokens, slices);
+  const size_t count = team.threads();
+  if (slices.size() < count) slices.resize(count);
+  cut(lengths, in.tokens, count, slices);
   std::vector<Source> sources[2];
-  for (const Slice& one : slices)
-    for (size_t i = 0; i < 2; ++i) sources[i].push_back({one.start, &one.qkv[i]});
-  each_or_throw(team, slices.size(), [&](size_t number) {
+  for (size_t number = 0; number < count; ++number)
+    for (size_t i = 0; i < 2; ++i) sources[i].push_back({slices[number].start, &slices[number].qkv[i]});
+  each_or_throw(team, count, [&](size_t number) {
     Team alone;
     Slice& own = slices[number];
     enter(alone, use, some_of(in, own.start, own.tokens), own.room);
@@ -287,7 +288,7 @@ void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const 
     qkv.matrix->multiply(alone, use, own.room.hidden, own.room.shorts, qkv.start(), Activation::none, own.qkv[0]);
   });
   for (size_t number = 0; number < layers.size(); ++number)
-    each_or_throw(team, slices.size(),
+    each_or_throw(team, count,
                   [&](size_t slice) { step(use, number, sources[number % 2], in.tokens, out, slices[slice]); });
 }
 

@@ -69,7 +69,7 @@ class Encoder {
   void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
 
  private:
-  // What one forward pass needs; kept for the thread's next one.
+  // What one forward pass, or a slice of it, needs; kept for the calling thread's next one.
   struct Room {
     Activations hidden, wide, context, middle, firsts;
     Shorts shorts, more_shorts;
@@ -109,7 +109,7 @@ class Encoder {
   static std::vector<Part> parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads);
   void run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
                 const Part& part) const;
-  static void cut(const std::vector<size_t>& lengths, size_t tokens, std::vector<Slice>& slices);
+  static void cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices);
   void run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
                   const Output& out) const;
   void step(const Kernels& use, size_t number, const std::vector<Source>& sources, size_t tokens, const Output& out,

@@ -70,7 +70,7 @@ class Team {
     together([&] { pool_->share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
   }
 
-  // The same, each item by the thread of its number if that one comes: what it needs is in that one's caches.
+  // Calls work(item), each item by the thread of its number if that one comes: what it needs is in that one's caches.
   template <typename Work>
   void each_own(size_t items, Work&& work) {
     std::vector<std::atomic<bool>> taken(items);

@@ -126,7 +126,7 @@ def test_a_query_is_the_same_beside_any_others(isa, shorts):
             assert (attention(np.ascontiguousarray(q[:, some] / 10), k, v, shorts, isa) == whole[:, some]).all()
 
 
-def encoder_of(kinds: list[str], middle: int, heads: int) -> object:
+def encoder_of(kinds: list[str], middle: int, heads: int, width: int = WIDTH) -> object:
     """Two layers; each kind is that of one of the four matrices."""
     random = np.random.default_rng(3)
 
@@ -138,13 +138,13 @@ def encoder_of(kinds: list[str], middle: int, heads: int) -> object:
             return CORE.Matrix.from_i8(codes.numpy(), scale.numpy())
         return CORE.Matrix.from_f32((codes * scale[:, None]).numpy(), True)
 
-    shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (middle, WIDTH), (WIDTH, middle)]
-    norm = [np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32)]
+    shapes = [(3 * width, width), (width, width), (middle, width), (width, middle)]
+    norm = [np.ones(width, np.float32), np.zeros(width, np.float32)]
     layers = []
     for _ in range(2):
         made = [matrix(*shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         layers.append(CORE.Layer(made, [None] * 4, norm * 2, 1e-5))
-    return CORE.Encoder(WIDTH, heads, "gelu", layers)
+    return CORE.Encoder(width, heads, "gelu", layers)
 
 
 def hidden_of(encoder, x: np.ndarray, lengths: list[int], threads: int, isa: str = "") -> np.ndarray:
@@ -168,6 +168,14 @@ def test_the_number_of_threads_changes_nothing(lengths, heads):
     assert np.isfinite(one).all()
     for threads in (2, 4):
         assert (hidden_of(encoder, x, lengths, threads) == one).all()
+
+
+@pytest.mark.parametrize("lengths", [[33], [40, 1, 60]], ids=str)
+def test_two_threads_go_from_wide_products_to_attention_at_once(lengths):
+    """Of 768 features there are blocks enough for both, and too few tokens to give each its own."""
+    encoder = encoder_of(["i8"] * 4, 500, 12, 768)
+    x = tokens_of(sum(lengths), 768, 0)
+    assert (hidden_of(encoder, x, lengths, 2) == hidden_of(encoder, x, lengths, 1)).all()
 
 
 @pytest.mark.parametrize("kind", ["i8", "f32"])
