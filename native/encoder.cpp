@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t SHARE = 256;      // tokens that one thread takes through all layers: more do not stay near it
 constexpr double TOGETHER = 0.85;  // of its speed that a thread keeps where all share in every step
-constexpr double SLICED = 0.95;    // and where each has a slice of the tokens
+constexpr double SLICED = 0.95;    // and where each has a slice of the tokens; an estimate
 constexpr size_t SLICE = 64;       // tokens for each thread from which on there are slices: each reads all weights
 constexpr size_t EVEN = 16;        // tokens that slices are cut at multiples of
 
