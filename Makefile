@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types pytest browser demo docs bench sanitize clean
+.PHONY: test lint types pytest browser demo docs bench sanitize pins clean
 
 test: lint types pytest
 
@@ -56,6 +56,16 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# constraints.txt anew: the newest versions that pyproject.toml's ranges allow, torch as it is. Run the tests before
+# committing it.
+pins:
+	mkdir -p build && rm -rf build/pins && $(PYTHON) -m venv build/pins
+	grep '^torch==' constraints.txt > build/torch.txt
+	build/pins/bin/python -m pip install --quiet --disable-pip-version-check -c build/torch.txt -e '.[dev,bench,meteor]'
+	{ sed -n '/^#/p' constraints.txt; cat build/torch.txt; \
+		build/pins/bin/python -m pip freeze --exclude-editable | grep -iv '^torch=='; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -99,7 +99,7 @@ def look(
     from pinscher.store import payload
 
     checkpoint = sources.read(model, _path(model), _small)
-    applied = masks.applied(checkpoint.tensors, masks.rule_for(checkpoint, rule or masks.Rule()))
+    applied = masks.applied(checkpoint.tensors, masks.rule_for(checkpoint, rule or masks.UNKNOWN))
     checkpoint.tensors, notes = applied.tensors, applied.notes
     known, why = _known(checkpoint)
     found, missing = places.placed(checkpoint.tensors, known)

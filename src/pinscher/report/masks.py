@@ -49,6 +49,9 @@ class Rule:
             raise InputError(f"unknown mask method {self.method!r}: there are {', '.join(METHODS)}.")
 
 
+UNKNOWN = Rule()  # enough where no scores are stored
+
+
 def rule_for(checkpoint: Checkpoint, given: Rule) -> Rule:
     """The rule that the user gives; what is left open is taken from the settings beside the checkpoint.
 
@@ -71,7 +74,7 @@ class Applied:
     notes: list[str] = field(default_factory=list)
 
 
-def applied(tensors: Mapping[str, Tensor], rule: Rule = Rule()) -> Applied:  # noqa: B008 (a frozen value)
+def applied(tensors: Mapping[str, Tensor], rule: Rule = UNKNOWN) -> Applied:
     """The tensors with every mask multiplied in, under the names of an ordinary model.
 
     Raises:
