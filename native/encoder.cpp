@@ -255,9 +255,7 @@ void Encoder::step(const Kernels& use, size_t number, const std::vector<Source>&
   const bool only_first = out.only_first && !next;
   const auto& sequences = only_first ? own.firsts : own.all;
   if (sequences.empty()) return;
-  size_t longest = 0;
-  for (const Sequence& one : sequences) longest = std::max(longest, one.count);
-  make_room(1, longest, only_first ? sequences.size() : own.tokens, *layer.out.matrix, room);
+  make_room(1, sequences, only_first ? sequences.size() : own.tokens, *layer.out.matrix, room);
   attend_heads(alone, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, sequences, sources, room);
   if (only_first) pick(room.hidden, own.start, sequences, room.firsts);
   finish(alone, use, layer, next, only_first ? room.firsts : room.hidden, room);

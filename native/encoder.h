@@ -96,7 +96,8 @@ class Encoder {
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
   void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, const std::vector<Source>& sources,
               Activations& context, float* scratch) const;
-  void make_room(size_t threads, size_t longest, size_t made, const Matrix& next, Room& room) const;
+  void make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Matrix& next,
+                 Room& room) const;
   void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
                   const std::vector<Sequence>& sequences, size_t made, Room& room) const;
   void attend_heads(Team& team, const Kernels& use, bool shorts, const Matrix& next,

@@ -57,8 +57,11 @@ void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequenc
   scatter(out, stride, head_width, context, feature, place, queries);
 }
 
-// For what `made` tokens get from sequences of up to `longest`, and for what `next` multiplies then.
-void Encoder::make_room(size_t threads, size_t longest, size_t made, const Matrix& next, Room& room) const {
+// For what `made` tokens get from these sequences, and for what `next` multiplies then.
+void Encoder::make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Matrix& next,
+                        Room& room) const {
+  size_t longest = 0;
+  for (const Sequence& one : sequences) longest = std::max(longest, one.count);
   const size_t stride = blocks(longest, STRIP) * STRIP;
   room.context.shape(made, width);
   room.scratch.resize(std::max(room.scratch.size(), threads));
@@ -69,9 +72,7 @@ void Encoder::make_room(size_t threads, size_t longest, size_t made, const Matri
 // From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more_shorts.
 void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
                          const std::vector<Sequence>& sequences, size_t made, Room& room) const {
-  size_t longest = 0;
-  for (const Sequence& one : sequences) longest = std::max(longest, one.count);
-  make_room(team.threads(), longest, made, next, room);
+  make_room(team.threads(), sequences, made, next, room);
   const Matrix& matrix = *qkv.matrix;
   const bool shorts = matrix.kind == Kind::i8;
   const std::vector<Source> sources{{0, &room.wide}};

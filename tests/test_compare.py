@@ -361,10 +361,11 @@ def test_what_a_dense_run_cannot_use_is_not_tuned(tmp_path):
 
 
 @pytest.mark.parametrize("axis", ABLATIONS)
-def test_every_ablation_plans(axis, words, tmp_path, capsys):
+def test_every_ablation_plans(axis, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # names are whole there, too
     capsys.readouterr()
     code, out, err = outcome(
-        [*words, "--ablation", axis, "--tasks", "cola", "--seeds", "2", "--dry-run", "--output", tmp_path / "out"],
+        [*words, "--ablation", axis, "--tasks", "cola", "--seeds", "5", "--dry-run", "--output", tmp_path / "out"],
         capsys,
     )
     assert code == 0, err
@@ -372,7 +373,8 @@ def test_every_ablation_plans(axis, words, tmp_path, capsys):
     prefix = "pins-" if axis == "objective" else f"pins-{axis}-"
     assert [name for name in shown if name != "dense"] == [f"{prefix}{name}" for name in ABLATIONS[axis]]
     assert ("dense" in shown) == (axis == "objective")  # somebody has to teach
-    cells = len(shown) * 2
+    assert out.count("0 of 5") == len(shown)
+    cells = len(shown) * 5
     assert f"{cells} cells, 0 done, {cells} to do, about" in out
     assert not (tmp_path / "out").exists()
     settings = {json.dumps(variant, sort_keys=True) for variant in ABLATIONS[axis].values()}

@@ -23,13 +23,17 @@ def show(session: Session, jobs: int = 1) -> None:
     kinds: dict[tuple[str, float, str], list[Cell]] = {}
     for cell in session.mine:
         kinds.setdefault((cell.task, cell.sparsity, cell.variant), []).append(cell)
-    table = Table("task", "sparsity", "method", "objective", "seeds", "runs", "done", box=None, pad_edge=False)
+    table = Table("task", "sparsity", box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True, min_width=max([0, *(len(displayed(variant)) for *_, variant in kinds)]))
+    table.add_column("objective", min_width=len("regularization"))
+    table.add_column("done", no_wrap=True)
+    table.add_column("seeds")
     for (task, sparsity, variant), cells in kinds.items():
         trials = [trial for cell in cells for trial in cell.trials]
         done = sum(runfolder.is_finished(trial.config.folder) for trial in trials)
         seeds = ", ".join(str(cell.seed) for cell in cells)
-        objective = cells[0].config.objective
-        table.add_row(task, f"{100 * sparsity:g} %", displayed(variant), objective, seeds, str(len(trials)), str(done))
+        objective = cells[0].config.objective.replace("-", " ")  # a narrow terminal breaks it there
+        table.add_row(task, f"{100 * sparsity:g} %", displayed(variant), objective, f"{done} of {len(trials)}", seeds)
     session.console.print(table)
     todo = session.todo()
     left = len({session.owner[trial.name].name for trial in todo})
@@ -46,7 +50,8 @@ def show(session: Session, jobs: int = 1) -> None:
 def estimate(session: Session, todo: Iterable[Trial], jobs: int = 1) -> float | None:
     """Seconds: what finished runs of the same task (and method, where there are such) took, else a few timed steps.
 
-    What a run takes is counted in seconds of a thread, so that runs side by side and alone can be added.
+    What a run takes is counted in seconds of a thread, so that runs side by side and alone can be added. The median
+    counts: a run that was once put to sleep, or ran beside another program, says little of the next one.
     """
     took: dict[tuple[str, ...], list[float]] = {}
     for row in results.rows(session.cells, session.output):
@@ -59,7 +64,7 @@ def estimate(session: Session, todo: Iterable[Trial], jobs: int = 1) -> float | 
         known = took.get((cell.task, cell.variant), took.get((cell.task,)))
         if known is None:
             known = took[cell.task,] = [seconds * threads for seconds in _timed(trial.config)]
-        total = (total or 0.0) + statistics.fmean(known) if known else total
+        total = (total or 0.0) + statistics.median(known) if known else total
     return None if total is None else total / (jobs * max(1, threads // jobs))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -140,7 +141,9 @@ def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
         modules_to_save=None if kind.endswith("-lm") else heads,
         fan_in_fan_out=any(site.transposed for site in sites),
     )
-    return peft.get_peft_model(model, settings)
+    with warnings.catch_warnings():  # what peft still calls by an old name is not the user's concern
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        return peft.get_peft_model(model, settings)
 
 
 def _hub_if_needed(place: str) -> AbstractContextManager[None]:

@@ -7,9 +7,10 @@ resumed run needs to end bit-identical.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,12 @@ class PinsTrainer(Trainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        # Every micro-batch is reduced at once. The Trainer would hold gradients of the whole model until the last one,
+        # which a process that shares it has no room for, and asks a config that only `from_pretrained` writes.
+        yield
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         other = bool(args) or "eval_dataset" in kwargs  # somebody wants to know about other rows
