@@ -84,6 +84,8 @@ def portable(settings: dict[str, Any], cell: str) -> None:
     """Replaces folders of this machine in place."""
     if "output" in settings:
         settings["output"] = str(CELLS / cell)
+    if settings.get("teacher"):
+        settings["teacher"] = str(CELLS / Path(settings["teacher"]).parent.name / "model")
     for name in PLACES:
         if settings.get(name):
             settings[name] = f"$DATA/{Path(settings[name]).name}"
