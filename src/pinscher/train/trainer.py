@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,9 @@ class PinsTrainer(Trainer):
                 "PinsTrainer works on one process, with DDP, or with PinsTrainer(fsdp=True): not under DeepSpeed, and "
                 "not with the Trainer's own fsdp, which shards behind the pruner's back."
             )
-        if fsdp:  # Accelerate must neither wrap the model nor shard it: it looks after itself
+        if fsdp:  # Accelerate must neither wrap the model nor shard it, nor the Trainer collect whole gradients
             self.is_distributed_loading_by_transformers = True
+            self._defer_fsdp_gradient_reduction = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         if self.args.load_best_model_at_end:
             raise InputError(
                 'load_best_model_at_end would bring back an early, denser model. Use PinsTrainer(select="best"), which '
@@ -248,12 +249,6 @@ class PinsTrainer(Trainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    @contextlib.contextmanager
-    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        # Every micro-batch is reduced at once. The Trainer would hold gradients of the whole model until the last one,
-        # which a process that shares it has no room for, and asks a config that only `from_pretrained` writes.
-        yield
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         other = bool(args) or "eval_dataset" in kwargs  # somebody wants to know about other rows
