@@ -291,7 +291,7 @@ void attention(const std::string& isa, bool shorts, Rows<const float> q, Rows<co
   if (relative && (queries != keys || relative->shape(0) != 2 * keys - 1))
     throw nb::value_error("what is added to the scores does not fit them");
   const Kernels& use = kernels_named(isa);
-  const size_t stride = pinscher::blocks(std::max(queries, keys), pinscher::STRIP) * pinscher::STRIP, part = width * stride;
+  const size_t stride = pinscher::blocks(std::max(queries, keys), pinscher::TILE) * pinscher::TILE, part = width * stride;
   pinscher::Array<float> room(4 * part + pinscher::attention_room(stride, width)), extra(2 * keys + 2 * pinscher::TILE);
   const auto copy = [&](const Rows<const float>& from, float* to) {
     for (size_t d = 0; d < width; ++d) std::copy_n(from.data() + d * from.shape(1), from.shape(1), to + d * stride);
@@ -302,8 +302,15 @@ void attention(const std::string& isa, bool shorts, Rows<const float> q, Rows<co
   copy(v, room.data() + 2 * part);
   if (relative) std::copy_n(relative->data(), 2 * keys - 1, extra.data());
   float* made = room.data() + 3 * part;
-  (shorts ? use.attention_i16 : use.attention)(room.data(), room.data() + part, room.data() + 2 * part, made, stride,
-                                               queries, keys, width, relative ? extra.data() : nullptr, made + part);
+  const float *query = room.data(), *key = query + part, *value = key + part, *added = relative ? extra.data() : nullptr;
+  if (shorts) {
+    pinscher::Memory memory;
+    memory.shape(stride, 1, width);
+    use.shorten(key, value, stride, width, keys, memory.head(0, width));
+    use.attention_i16(query, memory.head(0, width), made, queries, keys, width, added, made + part);
+  } else {
+    use.attention(query, key, value, made, stride, queries, keys, width, added, made + part);
+  }
   for (size_t d = 0; d < width; ++d) std::copy_n(made + d * stride, queries, out.data() + d * queries);
 }
 

@@ -114,14 +114,17 @@ void encoder(const Kernels& use, Pool& pool) {
 
 void attention(const Kernels& use) {
   for (int turn = 0; turn < 60; ++turn) {
-    const size_t width = 1 + up_to(70), tokens = 1 + up_to(150), stride = blocks(tokens, STRIP) * STRIP;
+    const size_t width = 1 + up_to(70), tokens = 1 + up_to(150), stride = blocks(tokens, TILE) * TILE;
     std::vector<float> q(width * stride), k(width * stride), v(width * stride), out(width * stride), again(width * stride);
     for (auto* some : {&q, &k, &v})
       for (float& x : *some) x = normal();
     std::vector<float> room(attention_room(stride, width)), extra(2 * tokens + 64, 0.3f);
     const float* relative = turn % 2 ? extra.data() : nullptr;
     use.attention(q.data(), k.data(), v.data(), out.data(), stride, tokens, tokens, width, relative, room.data());
-    use.attention_i16(q.data(), k.data(), v.data(), again.data(), stride, tokens, tokens, width, relative, room.data());
+    Memory memory;
+    memory.shape(tokens, 1, width);
+    use.shorten(k.data(), v.data(), stride, width, tokens, memory.head(0, width));
+    use.attention_i16(q.data(), memory.head(0, width), again.data(), tokens, tokens, width, relative, room.data());
     for (size_t d = 0; d < width; ++d)
       for (size_t t = 0; t < tokens; ++t)
         expect(std::abs(out[d * stride + t] - again[d * stride + t]) < 0.02f, "attention");

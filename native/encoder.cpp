@@ -15,7 +15,6 @@ constexpr size_t EVEN = 16;        // tokens that slices are cut at multiples of
 // The first token of each sequence; `from` holds the tokens from `start` on.
 template <typename Sequences>
 void pick(const Activations& from, size_t start, const Sequences& sequences, Activations& to) {
-  to.shape(sequences.size(), from.features);
   for (const auto& one : sequences) {
     const size_t token = one.start - start;
     const float* in = from.tile(token / TILE) + token % TILE;
@@ -209,7 +208,10 @@ void Encoder::run_together(Team& team, const Kernels& use, const Input& in, cons
     const bool only_first = out.only_first && !next;
     attend_all(team, use, layer.qkv, *layer.out.matrix, only_first ? firsts : all,
                only_first ? firsts.size() : in.tokens, room);
-    if (only_first) pick(room.hidden, 0, firsts, room.firsts);
+    if (only_first) {
+      room.firsts.shape(firsts.size(), width);
+      pick(room.hidden, 0, firsts, room.firsts);
+    }
     finish(team, use, layer, next, only_first ? room.firsts : room.hidden, room);
     if (out.every) to_rows(team, room.hidden, out.every + (number + 1) * in.tokens * width);
   }
@@ -221,10 +223,12 @@ void Encoder::run_together(Team& team, const Kernels& use, const Input& in, cons
 // Some tokens that one thread takes through all layers; only keys and values go from one to the other. Where all share in
 // every step most of what one reads others have made, which costs dearly if cores have no cache in common.
 struct Encoder::Slice {
-  size_t start, tokens, sequence;         // the number of the first sequence that starts in it
-  std::vector<Sequence> all, firsts;      // what its tokens ask, and what the first ones of sequences do
+  size_t start, tokens;
+  std::vector<Sequence> all, firsts;  // what its tokens ask, and what the first ones of sequences do
   Room room;
-  Activations qkv[2];  // of a layer, which the others may still read, and of the next one
+  // Of a layer, which the others may still read, and of the next one. They read less where there is a memory.
+  Activations qkv[2];
+  Memory memory[2];
 };
 
 void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices) {
@@ -238,11 +242,18 @@ void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, size_t coun
       const size_t begin = std::max(start, one.start), end = std::min(start + lengths[s], one.start + one.tokens);
       if (begin >= end) continue;
       one.all.push_back({start, lengths[s], begin - start, end - begin, begin - one.start});
-      if (begin > start) continue;
-      if (one.firsts.empty()) one.sequence = s;
-      one.firsts.push_back({start, lengths[s], 0, 1, one.firsts.size()});
+      if (begin == start) one.firsts.push_back({start, lengths[s], 0, 1, s});
     }
   }
+}
+
+// A slice's own queries, keys and values of a layer.
+void Encoder::ask(const Kernels& use, size_t number, Slice& own) const {
+  Team alone;
+  const Linear& qkv = layers[number].qkv;
+  Activations& made = own.qkv[number % 2];
+  qkv.matrix->multiply(alone, use, own.room.hidden, own.room.shorts, qkv.start(), Activation::none, made);
+  if (qkv.matrix->kind == Kind::i8) remember(use, made, own.memory[number % 2]);
 }
 
 // One layer of one slice: from the queries, keys and values of all to its own of the next layer.
@@ -252,42 +263,59 @@ void Encoder::step(const Kernels& use, size_t number, const std::vector<Source>&
   Room& room = own.room;
   const Layer& layer = layers[number];
   const Matrix* next = after(number);
-  const bool only_first = out.only_first && !next;
-  const auto& sequences = only_first ? own.firsts : own.all;
-  if (sequences.empty()) return;
-  make_room(1, sequences, only_first ? sequences.size() : own.tokens, *layer.out.matrix, room);
-  attend_heads(alone, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, sequences, sources, room);
-  if (only_first) pick(room.hidden, own.start, sequences, room.firsts);
-  finish(alone, use, layer, next, only_first ? room.firsts : room.hidden, room);
+  make_room(1, own.all, own.tokens, *layer.out.matrix, room);
+  attend_heads(alone, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, own.all, sources, room);
+  finish(alone, use, layer, next, room.hidden, room);
   if (out.every) to_rows(alone, room.hidden, out.every + ((number + 1) * tokens + own.start) * width);
   if (next)
-    next->multiply(alone, use, room.hidden, room.shorts, layers[number + 1].qkv.start(), Activation::none,
-                   own.qkv[(number + 1) % 2]);
+    ask(use, number + 1, own);
   else
-    to_rows(alone, room.hidden, out.last + (only_first ? own.sequence : own.start) * width);
+    to_rows(alone, room.hidden, out.last + own.start * width);
+}
+
+// The end of the last layer where only first tokens matter: too few to be cut in slices.
+void Encoder::finish_firsts(Team& team, const Kernels& use, const std::vector<Source>& sources,
+                            const std::vector<Slice>& slices, const Output& out) const {
+  Room& room = own_room();
+  const Layer& layer = layers.back();
+  std::vector<Sequence> firsts;
+  for (size_t i = 0; i < sources.size(); ++i)
+    firsts.insert(firsts.end(), slices[i].firsts.begin(), slices[i].firsts.end());
+  room.firsts.shape(firsts.size(), width);
+  for (size_t i = 0; i < sources.size(); ++i)
+    pick(slices[i].room.hidden, slices[i].start, slices[i].firsts, room.firsts);
+  make_room(team.threads(), firsts, firsts.size(), *layer.out.matrix, room);
+  attend_heads(team, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, firsts, sources, room);
+  finish(team, use, layer, nullptr, room.firsts, room);
+  to_rows(team, room.hidden, out.last);
 }
 
 void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
                          const Output& out) const {
   thread_local std::vector<Slice> kept;
   std::vector<Slice>& slices = kept;  // the others must not see theirs
-  const size_t count = team.threads();
+  const size_t count = team.threads(), sliced = layers.size() - (out.only_first ? 1 : 0);
   if (slices.size() < count) slices.resize(count);
   cut(lengths, in.tokens, count, slices);
-  std::vector<Source> sources[2];
-  for (size_t number = 0; number < count; ++number)
-    for (size_t i = 0; i < 2; ++i) sources[i].push_back({slices[number].start, &slices[number].qkv[i]});
+  const auto sources_of = [&](size_t number) {
+    const bool shorts = layers[number].qkv.matrix->kind == Kind::i8;
+    std::vector<Source> sources;
+    for (size_t i = 0; i < count; ++i)
+      sources.push_back({slices[i].start, &slices[i].qkv[number % 2], shorts ? &slices[i].memory[number % 2] : nullptr});
+    return sources;
+  };
   each_or_throw(team, count, [&](size_t number) {
     Team alone;
     Slice& own = slices[number];
     enter(alone, use, some_of(in, own.start, own.tokens), own.room);
     if (out.every) to_rows(alone, own.room.hidden, out.every + own.start * width);
-    const Linear& qkv = layers[0].qkv;
-    qkv.matrix->multiply(alone, use, own.room.hidden, own.room.shorts, qkv.start(), Activation::none, own.qkv[0]);
+    ask(use, 0, own);
   });
-  for (size_t number = 0; number < layers.size(); ++number)
-    each_or_throw(team, count,
-                  [&](size_t slice) { step(use, number, sources[number % 2], in.tokens, out, slices[slice]); });
+  for (size_t number = 0; number < sliced; ++number) {
+    const auto sources = sources_of(number);
+    each_or_throw(team, count, [&](size_t slice) { step(use, number, sources, in.tokens, out, slices[slice]); });
+  }
+  if (out.only_first) finish_firsts(team, use, sources_of(sliced), slices, out);
 }
 
 }  // namespace pinscher

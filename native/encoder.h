@@ -41,6 +41,16 @@ struct Embeddings {
   LayerNorm norm;
 };
 
+// Keys and values of some tokens as int16, head by head.
+struct Memory {
+  Array<int32_t> keys;
+  Array<int16_t> values;
+  Array<float> worth;
+  size_t stride = 0;
+  void shape(size_t tokens, size_t heads, size_t head_width);  // what was there is gone
+  KeysValues head(size_t number, size_t head_width);
+};
+
 class Encoder {
  public:
   Encoder(size_t width, size_t heads, Activation activation, std::vector<Layer> layers);
@@ -70,10 +80,14 @@ class Encoder {
 
  private:
   // What one forward pass, or a slice of it, needs; kept for the calling thread's next one.
+  struct Scratch {
+    Array<float> numbers;
+    Memory memory;  // of one head
+  };
   struct Room {
     Activations hidden, wide, context, middle, firsts;
     Shorts shorts, more_shorts;
-    std::vector<Array<float>> scratch;  // of each thread
+    std::vector<Scratch> scratch;  // of each thread
   };
   static Room& own_room();  // of the calling thread
 
@@ -81,10 +95,11 @@ class Encoder {
   struct Sequence {
     size_t start, count, first, queries, place;
   };
-  // Queries, keys and values of the tokens from `start` on.
+  // Queries, keys and values of the tokens from `start` on; keys and values also as int16, if somebody has made that.
   struct Source {
     size_t start;
     const Activations* wide;
+    Memory* memory;
   };
   struct Part;
   struct Slice;
@@ -95,7 +110,8 @@ class Encoder {
   void enter(Team& team, const Kernels& use, const Input& in, Room& room) const;
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
   void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, const std::vector<Source>& sources,
-              Activations& context, float* scratch) const;
+              Activations& context, Scratch& scratch) const;
+  void remember(const Kernels& use, const Activations& wide, Memory& memory) const;
   void make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Matrix& next,
                  Room& room) const;
   void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
@@ -113,8 +129,11 @@ class Encoder {
   static void cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices);
   void run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
                   const Output& out) const;
+  void ask(const Kernels& use, size_t number, Slice& own) const;
   void step(const Kernels& use, size_t number, const std::vector<Source>& sources, size_t tokens, const Output& out,
             Slice& own) const;
+  void finish_firsts(Team& team, const Kernels& use, const std::vector<Source>& sources, const std::vector<Slice>& slices,
+                     const Output& out) const;
 };
 
 // Rows [tokens, width] as tiles, and back.

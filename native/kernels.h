@@ -18,7 +18,8 @@ constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
 constexpr float FULL = 32766;        // the length of a vector of int16, none of which can leave its range
 constexpr size_t MOST_KEYS = 16384;  // whose rounded weights times values stay within int32
 
-inline size_t attention_room(size_t stride, size_t width) { return (3 * ((width + 1) / 2) + TILE + 2) * stride + width + 1; }
+// Floats that attention needs beside what goes in and out, in fp32 or int16; `stride` is a multiple of STRIP.
+inline size_t attention_room(size_t stride, size_t width) { return ((width + 1) / 2 + TILE + 1) * stride; }
 
 // Inputs whose tile stays in the first cache; an index into them is a byte.
 template <typename Value>
@@ -39,6 +40,14 @@ struct Block {
 };
 
 enum class Activation : int { none, gelu, gelu_tanh, relu, silu, gelu_short };  // the last: for what becomes int16
+
+// Keys and values of one head as int16, each token at scales of its own. Rows are `stride`, a multiple of STRIP, apart.
+struct KeysValues {
+  int32_t* keys;    // two features in one number: [width / 2, rounded up][stride]
+  int16_t* values;  // [width][stride]
+  float *key_worth, *value_worth;  // of a unit, for each token
+  size_t stride;
+};
 
 struct Norm {
   const float *weight, *bias;  // no bias: root mean square only
@@ -83,9 +92,12 @@ struct Kernels {
   // `relative`, if any, holds what is added to the score of (i, j) at [i - j + keys - 1]. scratch: keys * 64 floats.
   void (*attention)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
                     size_t keys, size_t width, const float* relative, float* scratch);
-  // The same with int16 products, for at most MOST_KEYS keys. scratch: attention_room(stride, width) floats.
-  void (*attention_i16)(const float* q, const float* k, const float* v, float* out, size_t stride, size_t queries,
-                        size_t keys, size_t width, const float* relative, float* scratch);
+  // Keys and values [width][stride] as int16, whole strips of tokens at a time
+  void (*shorten)(const float* k, const float* v, size_t stride, size_t width, size_t tokens, const KeysValues& out);
+  // The same attention with int16 products, for at most MOST_KEYS keys; q and out have the stride of keys and values.
+  // scratch: attention_room(stride, width) floats.
+  void (*attention_i16)(const float* q, const KeysValues&, float* out, size_t queries, size_t keys, size_t width,
+                        const float* relative, float* scratch);
   // How many of `count` scores are above `low`; those of them that are at most `high` are written to `inside`, which has
   // room for `room` of them, and counted. False if that is too little by a vector, or a score is NaN.
   bool (*bracket)(const float* scores, size_t count, float low, float high, float* inside, size_t room, size_t* above,
@@ -112,4 +124,4 @@ const Kernels* kernels(const char* name = nullptr);
 
 #define KERNELS(isa)                                                                                               \
   {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::settle, isa::dense, isa::activate, \
-   isa::norm, isa::attention, isa::attention_i16, isa::bracket, isa::observe, isa::fold}
+   isa::norm, isa::attention, isa::shorten, isa::attention_i16, isa::bracket, isa::observe, isa::fold}

@@ -55,6 +55,24 @@ def test_any_shape_and_size(isa, shorts, limit, width, queries, keys, size, seed
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("shorts", "limit"), LIMITS)
+@settings(max_examples=30, deadline=None)
+@given(keys=st.integers(1, 150), least=st.sampled_from([1e-30, 1e-6, 0.01]), seed=st.integers(0, 1000))
+def test_values_of_very_different_tokens(isa, shorts, limit, keys, least, seed):
+    """Each token has a scale of its own, which goes into the weights: small ones lose nothing that can be seen."""
+    q, k, v = tokens_of(16, 30, seed), tokens_of(16, keys, seed + 1), tokens_of(16, keys, seed + 2)
+    v *= np.exp(np.random.default_rng(seed).uniform(np.log(least), 0, keys)).astype(np.float32)
+    assert np.abs(attention(q, k, v, shorts, isa) - reference(q, k, v)).max() <= limit * np.abs(v).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shorts", [False, True])
+def test_values_that_are_nothing_give_nothing(isa, shorts):
+    q, k = tokens_of(8, 20, 0), tokens_of(8, 33, 1)
+    assert (attention(q, k, np.zeros_like(k), shorts, isa) == 0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("shorts", "limit"), LIMITS)
 @pytest.mark.parametrize("count", [1, 7, 40, 129])
 def test_distances_count(isa, shorts, limit, count):
     q, k, v = (tokens_of(20, count, seed, 0.5) for seed in range(3))
@@ -77,7 +95,7 @@ def test_one_key_takes_it_all(isa, shorts):
 def test_what_is_not_finite_spoils_what_it_touches(isa, bad):
     clean = [tokens_of(10, 50, seed) for seed in range(3)]
     before = attention(*clean, True, isa)
-    for which, spoilt in ((0, np.s_[:, 5]), (1, np.s_[:, :]), (2, np.s_[3, :])):
+    for which, spoilt in ((0, np.s_[:, 5]), (1, np.s_[:, :]), (2, np.s_[:, :])):  # a token's numbers have one scale
         inputs = [part.copy() for part in clean]
         inputs[which][3, 5] = bad
         found = attention(*inputs, True, isa)
