@@ -12,7 +12,8 @@ constexpr double SLICED = 0.95;    // and where each has a slice of the tokens; 
 constexpr size_t SLICE = 64;       // tokens for each thread from which on there are slices: each reads all weights
 constexpr size_t EVEN = 16;        // tokens that slices are cut at multiples of
 
-// The first token of each sequence; `from` holds the tokens from `start` on.
+// The first token of each sequence, to its place in `to`, whose shape is there already; `from` holds the tokens from
+// `start` on.
 template <typename Sequences>
 void pick(const Activations& from, size_t start, const Sequences& sequences, Activations& to) {
   for (const auto& one : sequences) {
@@ -220,8 +221,9 @@ void Encoder::run_together(Team& team, const Kernels& use, const Input& in, cons
 
 // ------------------------------------------------------------ slices
 
-// Some tokens that one thread takes through all layers; only keys and values go from one to the other. Where all share in
-// every step most of what one reads others have made, which costs dearly if cores have no cache in common.
+// Some tokens that one thread takes through all layers, but the end of the last one where only first tokens matter; only
+// keys and values go from one to the other. Where all share in every step most of what one reads others have made, which
+// costs dearly if cores have no cache in common.
 struct Encoder::Slice {
   size_t start, tokens;
   std::vector<Sequence> all, firsts;  // what its tokens ask, and what the first ones of sequences do
@@ -279,7 +281,7 @@ void Encoder::finish_firsts(Team& team, const Kernels& use, const std::vector<So
   Room& room = own_room();
   const Layer& layer = layers.back();
   std::vector<Sequence> firsts;
-  for (size_t i = 0; i < sources.size(); ++i)
+  for (size_t i = 0; i < sources.size(); ++i)  // there may be more slices, of an earlier call
     firsts.insert(firsts.end(), slices[i].firsts.begin(), slices[i].firsts.end());
   room.firsts.shape(firsts.size(), width);
   for (size_t i = 0; i < sources.size(); ++i)

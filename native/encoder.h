@@ -79,11 +79,11 @@ class Encoder {
   void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
 
  private:
-  // What one forward pass, or a slice of it, needs; kept for the calling thread's next one.
   struct Scratch {
     Array<float> numbers;
     Memory memory;  // of one head
   };
+  // What one forward pass, or a slice of it, needs; kept for the calling thread's next one.
   struct Room {
     Activations hidden, wide, context, middle, firsts;
     Shorts shorts, more_shorts;
@@ -95,7 +95,8 @@ class Encoder {
   struct Sequence {
     size_t start, count, first, queries, place;
   };
-  // Queries, keys and values of the tokens from `start` on; keys and values also as int16, if somebody has made that.
+  // Queries, keys and values of the tokens from `start` on; keys and values also as int16, which all of a layer's sources
+  // have, or none.
   struct Source {
     size_t start;
     const Activations* wide;

@@ -18,7 +18,7 @@ constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
 constexpr float FULL = 32766;        // the length of a vector of int16, none of which can leave its range
 constexpr size_t MOST_KEYS = 16384;  // whose rounded weights times values stay within int32
 
-// Floats that attention needs beside what goes in and out, in fp32 or int16; `stride` is a multiple of STRIP.
+// Floats that attention needs beside what goes in and out, in fp32 or int16.
 inline size_t attention_room(size_t stride, size_t width) { return ((width + 1) / 2 + TILE + 1) * stride; }
 
 // Inputs whose tile stays in the first cache; an index into them is a byte.
@@ -41,7 +41,7 @@ struct Block {
 
 enum class Activation : int { none, gelu, gelu_tanh, relu, silu, gelu_short };  // the last: for what becomes int16
 
-// Keys and values of one head as int16, each token at scales of its own. Rows are `stride`, a multiple of STRIP, apart.
+// Keys and values of one head as int16, each token at scales of its own. Rows are `stride`, a multiple of TILE, apart.
 struct KeysValues {
   int32_t* keys;    // two features in one number: [width / 2, rounded up][stride]
   int16_t* values;  // [width][stride]

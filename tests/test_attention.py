@@ -65,6 +65,17 @@ def test_values_of_very_different_tokens(isa, shorts, limit, keys, least, seed):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("times", "limit"), [(1, 2e-3), (10, 4e-3), (100, 1.5e-2)])
+def test_a_large_feature_leaves_the_others_most_of_their_precision(isa, times, limit):
+    q, k, v = tokens_of(64, 128, 0), tokens_of(64, 128, 1), tokens_of(64, 128, 2)
+    q /= np.float32(8)
+    v[5] *= times
+    others = np.arange(64) != 5
+    found, wanted = attention(q, k, v, True, isa)[others], reference(q, k, v)[others]
+    assert np.linalg.norm(found - wanted) <= limit * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shorts", [False, True])
 def test_values_that_are_nothing_give_nothing(isa, shorts):
     q, k = tokens_of(8, 20, 0), tokens_of(8, 33, 1)
