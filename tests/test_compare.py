@@ -18,6 +18,7 @@ import torch
 import yaml
 
 import tiny_tasks
+from pinscher import comparing
 from pinscher.train import compare, experiment, grid, runfolder, worker
 from pinscher.train.ablations import ABLATIONS
 from pinscher.train.config import RunConfig
@@ -291,7 +292,7 @@ def test_two_shards_make_the_whole(finished, words, tmp_path, capsys):
         capsys.readouterr()
         code, said, _ = outcome([*told, "--shard", shard], capsys)
         assert code == 0
-        assert f"shard {shard[0]} of 2 of 2 cells: 1 cells, 0 done, 1 to do" in said
+        assert f"shard {shard[0]} of 2 of 2 cells: 1 cell, 0 done, 1 to do" in said
         assert table_of(tmp_path) == table_of(finished)[:done]
 
 
@@ -310,6 +311,47 @@ def test_only_one_at_a_time(finished, monkeypatch, words, capsys):
     monkeypatch.setattr(compare, "PATIENCE", 0.3)
     with compare.claimed(finished / ".running-1-of-1", "held"):
         assert "is running" in complaint([*words, *TWO, "--output", finished], capsys)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_no_run_is_made_by_two_at_once(jobs, finished, words, tmp_path, monkeypatch, capsys):
+    """Whatever parts or methods another comparison in the folder has."""
+    monkeypatch.setattr(compare, "PATIENCE", 0.3)
+    told = [*words, *ONE, "--output", tmp_path, "--shard", "1/2", "--jobs", jobs]
+    with compare.claimed(tmp_path / compare.CLAIMS / "sst2-pins-80-seed42", "held"):
+        code, said, _ = outcome(told, capsys)
+    assert code == 1
+    assert f"failed: sst2-pins-80-seed42: another comparison in {tmp_path} is making it" in said
+    assert not (tmp_path / "cells").exists()
+    assert outcome(told, capsys)[0] == 0
+
+
+def test_a_comparison_that_has_to_wait_leaves_the_others_record_alone(finished, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "PATIENCE", 0.3)
+    shutil.copytree(finished, tmp_path / "out")
+    before = (tmp_path / "out" / compare.RECORD).read_text()
+    with compare.claimed(tmp_path / "out" / ".running-1-of-1", "held"):
+        complaint([*words, "--methods", "platon", "--tasks", "sst2", "--output", tmp_path / "out"], capsys)
+    assert (tmp_path / "out" / compare.RECORD).read_text() == before
+
+
+def test_a_damaged_result_is_named_with_its_remedy(finished, words, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "out")
+    for text in ("{", "[]", '{"status": "finished"}'):
+        (tmp_path / "out" / "cells" / "sst2-pins-80-seed42" / "result.json").write_text(text)
+        assert "result.json is damaged: remove" in complaint([*words, *TWO, "--output", tmp_path / "out"], capsys)
+
+
+def test_how_to_go_on_keeps_jobs_and_shard(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(worker, "perform", lambda *_: worker.INTERRUPTED)
+    code, said, _ = outcome([*words, *ONE, "--output", tmp_path, "--shard", "2/2"], capsys)
+    assert code == 130
+    assert f"pinscher compare --output {tmp_path} --shard 2/2\n" in said
+
+
+def test_runs_that_fail_for_the_same_reason_are_named_together():
+    failed = {"a": "no data", "b": "no memory", "c": "no data"}
+    assert comparing._by_cause(failed) == {"no data": ["a", "c"], "no memory": ["b"]}
 
 
 def test_a_process_that_is_killed_is_a_failure_with_a_reason(root, tmp_path):
@@ -492,6 +534,9 @@ def test_the_committed_comparisons(tmp_path, monkeypatch):
         (["--sparsity", "80"], "Did you mean 0.8?"),
         (["--sparsity", "0,0.5"], "is the method dense"),
         (["--sparsity", "much"], "numbers with commas"),
+        (["--sparsity", "80%"], "80 % is 0.8"),
+        (["--model", "nowhere/there"], "nowhere/there"),
+        (["--data", "nowhere"], "nowhere"),
         (["--seeds", "few"], "--seeds takes"),
         (["--seeds", "0"], "no seeds"),
         (["--shard", "3/2"], "--shard takes I/N"),
@@ -528,6 +573,16 @@ def test_mistakes_of_ablations_and_files(words, tmp_path, capsys):
         (tmp_path / "c.yaml").write_text(text + ("" if "methods" in text else "\nmethods: [pins]"))
         assert says in complaint([*told, "--config", tmp_path / "c.yaml"], capsys), text
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_names_what_cannot_start(root, tmp_path, capsys):
+    tasks = f"{{sst2: {{data: {root / 'data' / 'sst2'}}}, cola: {{data: {tmp_path}}}}}"
+    (tmp_path / "c.yaml").write_text(f"model: {root / 'model'}\nmethods: [magnitude]\ntasks: {tasks}")
+    told = ["compare", *FEW, "--config", tmp_path / "c.yaml", "--output", tmp_path / "out", "--dry-run"]
+    code, said, _ = outcome(told, capsys)
+    assert code == 0
+    assert "2 to do, about" in said
+    assert "cannot start: cola, magnitude (IMP): " in said
 
 
 def test_the_estimate_is_what_finished_cells_took(finished, words, capsys):

@@ -284,6 +284,14 @@ def test_torch_prune_keeps_masks_beside_the_weights(tmp_path):
     assert "torch.nn.utils.prune" in found.notes[0]
 
 
+def test_matrices_stay_in_order_where_only_some_have_masks():
+    first, last = torch.eye(2), torch.ones(2, 2)
+    tensors = {"0.weight_orig": last, "0.weight_mask": first, "1.weight": last, "2.weight_orig": last}
+    done = masks.applied(tensors | {"2.weight_mask": last})
+    assert list(done.tensors) == ["0.weight", "1.weight", "2.weight"]
+    assert torch.equal(done.tensors["0.weight"], first)
+
+
 def scored(tmp_path, shape=lambda rows, columns: (rows, columns), key="mask_scores", method=None):
     """A model with scores for each of its matrices, saved as movement pruning saves it."""
     model = HEADS["bert"].make()

@@ -272,6 +272,35 @@ def test_an_ablation_shows_the_papers_figure_only_for_what_the_paper_ran(tmp_pat
             assert {name for name, text in theirs.items() if text != tables.MISSING} == shown
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ({}, {"dense", "pins", "platon"}),
+        ({"objective": "self-regularization"}, {"dense", "pins"}),
+        ({"objective": "empirical-risk"}, {"dense", "pins", "platon"}),
+        ({"pattern": "4x1"}, {"dense"}),
+        ({"scope": "matrix"}, {"dense"}),
+        ({"exclude_modules": ["attention"]}, {"dense"}),
+        ({"schedule": "linear"}, {"dense"}),
+    ],
+)
+def test_the_papers_figure_stands_beside_the_papers_cells_only(flags, shown, tmp_path):
+    comparison = grid.read(None, {"methods": "dense,pins,platon", "tasks": "cola", "model": "x", **flags})
+    table = scoreboard.make(comparison, comparison.cells(tmp_path), [])
+    theirs = {line[1].text: line[3].text for line in table.rows}
+    assert {name for name, text in theirs.items() if text != tables.MISSING} == shown
+
+
+def test_settings_that_differ_are_told_as_flags_have_them(tmp_path):
+    slow = "{method: pins, interval: 5, option: {smoothing: ema}, regrow: false}"
+    (tmp_path / "c.yaml").write_text(f"methods: {{pins: {{}}, slow: {slow}}}\ntasks: [cola]\nmodel: x")
+    comparison = grid.read(tmp_path / "c.yaml", {})
+    notes = " ".join(scoreboard.make(comparison, comparison.cells(tmp_path), []).notes)
+    assert "interval default for pins; 5 for slow." in notes
+    assert "option default for pins; smoothing=ema for slow." in notes
+    assert "regrow on for pins; off for slow." in notes
+
+
 # ------------------------------------------------------------ four ways to write it
 
 

@@ -84,14 +84,22 @@ def compare(
     tables.show(table, console)
     session.say(f"\nresults.csv, results.parquet, table.md, table.tex and table.html are in {output}.")
     if session.interrupted:
-        session.say(f"stopped. Go on with the same command, or with: pinscher compare --output {output}")
-    for name, why in session.failed.items():
-        session.say(f"failed: {name}: {why}")
+        same = "".join([f" --jobs {jobs}" if jobs > 1 else "", f" --shard {shard}" if session.shard[1] > 1 else ""])
+        session.say(f"stopped. Go on with the same command, or with: pinscher compare --output {output}{same}")
+    for why, names in _by_cause(session.failed).items():
+        session.say(f"failed: {', '.join(names)}: {why}")
     if session.interrupted:
         raise SystemExit(130)
     if session.failed:
         session.say(f"The same command tries them again; {Path(output) / comparison.ERRORS} has the details.")
         raise SystemExit(1)
+
+
+def _by_cause(failed: dict[str, str]) -> dict[str, list[str]]:
+    causes: dict[str, list[str]] = {}
+    for name, why in failed.items():
+        causes.setdefault(why, []).append(name)
+    return causes
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -36,6 +36,8 @@ def run(
     path = Path(output) if output else Path(folders[0] if len(folders) == 1 else ".") / "report.html"
     if path.is_dir():
         raise InputError(f"{path} is a folder: give --output the name of a file.")
+    if figures is not None and Path(figures).exists() and not Path(figures).is_dir():
+        raise InputError(f"{figures} is a file: give --figures the name of a folder.")
     facts = gather(folders, watching=every is not None)
     if figures is not None:
         plots.check(facts, matrix)

@@ -236,12 +236,16 @@ def _said_of_sizes(found: Inspection, whole: Mapping[str, Any]) -> list[str]:
     best = min(sizes, key=lambda name: sizes[name])
     plain = 4 * sum(m.weights for m in found.matrices if m.is_finite)
     line = (
-        f"In fp32 these matrices are {plain / 1e6:.1f} MB, in INT8 with the codec {best} {sizes[best] / 1e6:.2f} MB, "
+        f"In fp32 these matrices are {_size(plain)}, in INT8 with the codec {best} {_size(sizes[best])}, "
         f"{plain / sizes[best]:.1f} times smaller."
     )
     if found.can_export and whole["zeros"]:
         line += f" `pinscher export {found.model} --output DIR` writes that."
     return [line]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _said_of_dead(matrices: Sequence[Matrix]) -> list[str]:

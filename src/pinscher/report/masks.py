@@ -87,15 +87,22 @@ def applied(tensors: Mapping[str, Tensor], rule: Rule = UNKNOWN) -> Applied:
 
 
 def _pairs(done: Applied) -> None:
-    tensors, counted = done.tensors, 0
+    counted = 0
     for original, mask in PAIRS:
-        for name in [name for name in tensors if name.endswith(original)]:
+        before, after = done.tensors, dict[str, Tensor]()  # in the same order
+        for name, tensor in before.items():
             stem = name.removesuffix(original)
-            weight, kept = tensors.pop(name), tensors.pop(stem + mask, None)
-            if kept is not None and kept.shape != weight.shape:
-                raise InputError(f"{stem + mask} has shape {list(kept.shape)}, its weight {list(weight.shape)}.")
-            tensors[f"{stem}.weight"] = weight if kept is None else weight * kept.to(weight.dtype)
+            if name.endswith(mask) and name.removesuffix(mask) + original in before:
+                continue
+            if not name.endswith(original):
+                after[name] = tensor
+                continue
+            kept = before.get(stem + mask)
+            if kept is not None and kept.shape != tensor.shape:
+                raise InputError(f"{stem + mask} has shape {list(kept.shape)}, its weight {list(tensor.shape)}.")
+            after[f"{stem}.weight"] = tensor if kept is None else tensor * kept.to(tensor.dtype)
             counted += kept is not None
+        done.tensors = after
     if counted:
         done.notes.append(f"{counted} matrices keep their mask beside the weight, as torch.nn.utils.prune does.")
 

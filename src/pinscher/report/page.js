@@ -140,7 +140,10 @@ function settingsTable() {
 
 function head() {
   const unique = (name) => [...new Set(runs.map((run) => run[name]).filter(Boolean))].join(", ");
-  get("lead").textContent = `${unique("model")} on ${unique("task")}, pruned by ${unique("method")} with ${unique("objective")}.`;
+  const methods = [...new Set(runs.map((run) => run.method))];
+  const pruning = methods.filter((name) => name !== "dense");
+  const how = pruning.length ? `pruned by ${pruning.join(", ")} with ${unique("objective")}${pruning.length < methods.length ? ", beside dense fine-tuning" : ""}` : "fine-tuned, not pruned";
+  get("lead").textContent = `${unique("model")} on ${unique("task")}, ${how}.`;
   for (const status of new Set(runs.map((run) => run.status))) if (status !== "finished") get("title").append(element("span", { class: "badge" }, status));
   get("result-figures").replaceChildren(several ? resultTable() : tiles(runs[0]));
   get("settings-table").replaceChildren(...settingsTable());

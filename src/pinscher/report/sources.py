@@ -111,15 +111,17 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         try:
             return load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(f"cannot read {file}: {_first_line(error)}") from None
+            raise InputError(
+                f"cannot read {file}: {_first_line(error)}. Copy it again, or save the model again."
+            ) from None
     if file.suffix not in ENDINGS:
         raise InputError(f"{file} is no checkpoint: names of such end in {', '.join(ENDINGS)}.")
     try:
         found = _loaded(file)
-    except Exception as error:  # a zip, a stream of any age, or neither; its reader has many names for that
+    except Exception:  # a zip, a stream of any age, or neither; its reader has many names for that
         raise InputError(
             f"cannot read {file}: it is damaged, or holds more than tensors, which is not loaded since it could run "
-            f"code ({_first_line(error)})"
+            "code. Save model.state_dict() instead."
         ) from None
     tensors = _state_dict(found)
     if not tensors:

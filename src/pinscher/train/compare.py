@@ -26,7 +26,7 @@ from pinscher.train.config import RunConfig
 from pinscher.train.grid import Cell, Comparison, Trial
 from pinscher.train.tables import Table
 
-CELLS, ERRORS, RECORD = "cells", "errors", "comparison.yaml"
+CELLS, ERRORS, CLAIMS, RECORD = "cells", "errors", ".claims", "comparison.yaml"
 LOOK = 0.2  # seconds between two looks at the processes
 PATIENCE = 10.0  # seconds to wait for processes of a comparison that was killed
 
@@ -63,6 +63,11 @@ class Session:
 
     def trouble(self, trial: Trial) -> Path:
         return self.output / ERRORS / f"{trial.name}.txt"
+
+    def claim(self, trial: Trial) -> contextlib.AbstractContextManager[TextIO]:
+        """Nobody else makes this run meanwhile; another comparison in the folder may have it, too."""
+        remedy = f"another comparison in {self.output} is making it: the same command, when that has ended"
+        return claimed(self.output / CLAIMS / trial.name, remedy)
 
     def is_ready(self, trial: Trial) -> bool:
         """Whether what it learns from is there, or never will be."""
@@ -131,9 +136,9 @@ def run(session: Session, jobs: int = 1) -> Table:
     same comparison makes up for both.
     """
     output, (part, parts) = session.output, session.shard
-    checkpoint.write_text(output / RECORD, grid.dump(session.comparison))
     remedy = f"a comparison is running in {output} already: wait for it, or give another --output or --shard"
     with claimed(output / f".running-{part}-of-{parts}", remedy) as claim:
+        checkpoint.write_text(output / RECORD, grid.dump(session.comparison))
         for cell in session.mine:
             for trial in cell.trials:
                 if runfolder.is_finished(trial.config.folder):
@@ -153,50 +158,85 @@ def _in_turn(session: Session, todo: Sequence[Trial]) -> None:
                 config = session.config(trial)
                 if config is None:
                     continue
-                session.say(f"{i} of {len(todo)}: {trial.name}")
-                session.record(trial, worker.perform(config, session.trouble(trial), session.console))
+                with contextlib.ExitStack() as held:
+                    if _claim(session, trial, held) is None:
+                        continue
+                    session.say(f"{i} of {len(todo)}: {trial.name}")
+                    session.record(trial, worker.perform(config, session.trouble(trial), session.console))
                 if session.interrupted:
                     return
         except KeyboardInterrupt:
             session.interrupted = True
 
 
+def _claim(session: Session, trial: Trial, held: contextlib.ExitStack) -> TextIO | None:
+    """None if somebody else makes the run, or has finished it since this session looked."""
+    try:
+        file = held.enter_context(session.claim(trial))
+    except InputError as error:
+        session.failed[trial.name] = str(error)
+        return None
+    return None if runfolder.is_finished(trial.config.folder) else file
+
+
+@dataclass
+class _Going:
+    """A run in a process of its own, and its claim."""
+
+    trial: Trial
+    process: worker.Process
+    held: contextlib.ExitStack
+
+    def end(self) -> None:
+        self.process.end()
+        self.held.close()
+
+
+def _start(session: Session, trial: Trial, threads: int, claim: int) -> _Going | None:
+    config, held = session.config(trial), contextlib.ExitStack()
+    mine = None if config is None else _claim(session, trial, held)
+    if config is None or mine is None:
+        held.close()
+        return None
+    return _Going(trial, worker.start(config, session.trouble(trial), threads, (claim, mine.fileno())), held)
+
+
 def _side_by_side(session: Session, todo: Sequence[Trial], jobs: int, claim: int) -> None:
-    """Each run in a process of its own, which holds the claim too: it may outlive us for a moment."""
+    """Each run in a process of its own, which holds the claims too: it may outlive us for a moment."""
     threads = max(1, torch.get_num_threads() // jobs)
-    waiting, going = list(todo), dict[str, tuple[Trial, worker.Process]]()
+    waiting, going = list(todo), dict[str, _Going]()
     with _stoppable():
         try:
             while waiting or going:
                 for trial in [trial for trial in waiting if session.is_ready(trial)][: jobs - len(going)]:
                     waiting.remove(trial)
-                    config = session.config(trial)
-                    if config is not None:
+                    started = _start(session, trial, threads, claim)
+                    if started is not None:
                         session.say(f"{len(todo) - len(waiting)} of {len(todo)}: {trial.name}")
-                        going[trial.name] = trial, worker.start(config, session.trouble(trial), threads, (claim,))
+                        going[trial.name] = started
                 _collect(session, going)
                 if session.interrupted:  # somebody asked one of them to stop
                     raise KeyboardInterrupt
                 time.sleep(LOOK)
         except KeyboardInterrupt:
             session.interrupted = True
-            for _, process in going.values():
-                process.stop()
+            for one in going.values():
+                one.process.stop()
             while going:  # a second Ctrl-C ends this, and them
                 _collect(session, going)
                 time.sleep(LOOK)
         finally:
-            for _, process in going.values():
-                process.end()
+            for one in going.values():
+                one.end()
 
 
-def _collect(session: Session, going: dict[str, tuple[Trial, worker.Process]]) -> None:
-    for name, (trial, process) in list(going.items()):
-        status = process.status()
+def _collect(session: Session, going: dict[str, _Going]) -> None:
+    for name, one in list(going.items()):
+        status = one.process.status()
         if status is not None:
             del going[name]
-            process.end()
-            session.record(trial, status)
+            one.end()
+            session.record(one.trial, status)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from rich.table import Table
@@ -39,40 +39,58 @@ def show(session: Session, jobs: int = 1) -> None:
     left = len({session.owner[trial.name].name for trial in todo})
     part, parts = session.shard
     share = f"shard {part} of {parts} of {len(session.cells)} cells: " if parts > 1 else ""
-    say = f"\n{share}{len(session.mine)} cells, {len(session.mine) - left} done, {left} to do"
+    count = len(session.mine)
+    say = f"\n{share}{count} cell{'s' if count != 1 else ''}, {count - left} done, {left} to do"
+    stuck: dict[str, str] = {}
     if todo:
         runs = f" in {len(todo)} runs" if len(todo) != left else ""
-        seconds = estimate(session, todo, jobs)
+        seconds = estimate(session, todo, jobs, stuck)
         say += f"{runs}, about {duration(seconds)} on this machine" if seconds else f"{runs}, time unknown"
     session.say(f"{say}.")
+    for what, why in stuck.items():
+        session.say(f"cannot start: {what}: {why}")
 
 
-def estimate(session: Session, todo: Iterable[Trial], jobs: int = 1) -> float | None:
+def estimate(
+    session: Session, todo: Sequence[Trial], jobs: int = 1, stuck: dict[str, str] | None = None
+) -> float | None:
     """Seconds: what finished runs of the same task (and method, where there are such) took, else a few timed steps.
 
     What a run takes is counted in seconds of a thread, so that runs side by side and alone can be added. The median
     counts: a run that was once put to sleep, or ran beside another program, says little of the next one.
+
+    Args:
+        session: the comparison.
+        todo: the runs.
+        jobs: how many of them go on side by side.
+        stuck: gets what cannot start as it is, and why, as far as that was looked at.
+
+    Raises:
+        InputError: if nothing that is to do can start.
     """
     took: dict[tuple[str, ...], list[float]] = {}
     for row in results.rows(session.cells, session.output):
         for key in ((row.task,), (row.task, row.variant)):
             took.setdefault(key, []).append(row.seconds * row.threads)
     threads = torch.get_num_threads()
+    stuck = {} if stuck is None else stuck
     total: float | None = None
     for trial in todo:
         cell = session.owner[trial.name]
+        name = f"{cell.task}, {displayed(cell.variant)}"
         known = took.get((cell.task, cell.variant), took.get((cell.task,)))
-        if known is None:
-            known = took[cell.task,] = [seconds * threads for seconds in _timed(trial.config)]
+        if known is None and name not in stuck:
+            try:
+                known = took[cell.task,] = [threads * _timed(trial.config)]
+            except (InputError, ValueError) as error:
+                stuck[name] = str(error)
         total = (total or 0.0) + statistics.median(known) if known else total
+    if stuck and total is None:
+        raise InputError(next(iter(stuck.values())))
     return None if total is None else total / (jobs * max(1, threads // jobs))
 
 
-def _timed(config: RunConfig) -> list[float]:
-    """Nothing where the run cannot start: it will say why when its turn comes."""
-    try:
-        plan = planning.make(config)
-        model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
-        return [planning.costs(plan, model).seconds]
-    except (InputError, ValueError):
-        return []
+def _timed(config: RunConfig) -> float:
+    plan = planning.make(config)
+    model = models.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
+    return planning.costs(plan, model).seconds

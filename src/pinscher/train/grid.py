@@ -257,9 +257,10 @@ def _sparsities(value: Any) -> tuple[float, ...]:
     try:
         found = tuple(dict.fromkeys(float(word) for word in _listed(value)))
     except (TypeError, ValueError):
-        raise InputError(f"--sparsity takes numbers with commas between them, not {value!r}.") from None
+        hint = " 80 % is 0.8." if "%" in str(value) else ""
+        raise InputError(f"--sparsity takes numbers with commas between them, not {value!r}.{hint}") from None
     for sparsity in found:
-        hint = f" Did you mean {sparsity / 100:g}?" if 1.0 < sparsity < 100.0 else ""
+        hint = f" Did you mean {sparsity / 100:g}?" if 10.0 <= sparsity < 100.0 else ""
         if not 0.0 <= sparsity < 1.0:
             raise InputError(f"--sparsity must lie in [0, 1), not {sparsity:g}.{hint}")
         if sparsity == 0.0:

@@ -208,15 +208,24 @@ def read_result(folder: str | Path) -> Result:
         data = json.loads((folder / "result.json").read_text())
     except FileNotFoundError:
         raise InputError(f"{folder} has no result yet: continue it with: pinscher prune --resume {folder}") from None
-    metrics = data["metrics"]
-    return Result(
-        folder,
-        data["status"],
-        data["main"],
-        metrics["pruned"],
-        metrics["dense"],
-        data["sparsity"],
-        data["steps"],
-        data["seconds"],
-        metrics.get("validation", {}),
-    )
+    except ValueError:
+        raise _damaged(folder) from None
+    try:
+        metrics = data["metrics"]
+        return Result(
+            folder,
+            data["status"],
+            data["main"],
+            metrics["pruned"],
+            metrics["dense"],
+            data["sparsity"],
+            data["steps"],
+            data["seconds"],
+            metrics.get("validation", {}),
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise _damaged(folder) from None
+
+
+def _damaged(folder: Path) -> InputError:
+    return InputError(f"{folder / 'result.json'} is damaged: remove {folder}, and make the run again.")

@@ -19,9 +19,11 @@ from pinscher.train.tables import Cell as Place
 Scores = dict[int, float]  # seed -> score
 Key = tuple[str, float, str]  # variant, sparsity, task
 MEAN = "mean"
-# a pins with other values is not the paper's
-AS_PUBLISHED = ("schedule", "hold", "regrow", "mix", "teacher_start", "teacher_lag")
+# a run with other values is not the paper's; the second line concerns pins alone
+AS_PUBLISHED = ("pattern", "scope", "lora_rank", "target_modules", "exclude_modules", "schedule")
+PINS_AS_PUBLISHED = ("hold", "regrow", "mix", "teacher_start", "teacher_lag")
 DEFAULT_OPTIONS = {"smoothing": "window", "score": "abs"}
+USUAL = RunConfig()
 UNSEEN = ("method", "sparsity", "seed", "output", "task", "teacher")  # what differs between methods without saying
 
 
@@ -153,14 +155,15 @@ def _figure(paper: str, cell: Cell) -> float | None:
     config = cell.config
     if not _is_published(config):
         return None
-    objective = config.objective if config.method == "pins" else "empirical-risk"  # there only pins has a teacher
+    objective = "empirical-risk" if config.is_dense else config.objective  # there only pins has a teacher
     return published.figure(paper, config.task, results.metric_of(cell), cell.sparsity, config.method, objective)
 
 
 def _is_published(config: RunConfig) -> bool:
+    names = (*AS_PUBLISHED, *(PINS_AS_PUBLISHED if config.method == "pins" else ()))
+    usual = config.is_dense or all(getattr(config, name) == getattr(USUAL, name) for name in names)
     if config.method != "pins":
-        return not config.option
-    usual = all(getattr(config, name) == FIELDS[name].default for name in AS_PUBLISHED)
+        return usual and not config.option
     options = all(DEFAULT_OPTIONS.get(name) == value for name, value in config.option.items())
     return usual and options and config.interval in (None, 10)
 
@@ -219,7 +222,7 @@ def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: fl
         gap = significance.paired(scores[first, sparsity, column], scores[other, at, column])
         if gap is not None:
             far = f"{abs(gap.mean):.2f} {'above' if gap.mean > 0 else 'below'}" if round(gap.mean, 2) else "level with"
-            p = "" if gap.p is None else f" (p = {gap.p:.3f}, {gap.seeds} seeds)"
+            p = "" if gap.p is None else f" (p {'< 0.001' if gap.p < 0.0005 else f'= {gap.p:.3f}'}, {gap.seeds} seeds)"
             said.append(f"{far} {displayed(other)}{p}")
     return f"{column}, {100 * sparsity:g} %: {displayed(first)} is {', '.join(said)}." if said else ""
 
@@ -238,7 +241,7 @@ def _fairness(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
             continue
         values: dict[str, list[str]] = {}
         for cell in pruned:
-            owners = values.setdefault(str(getattr(cell.config, name)), [])
+            owners = values.setdefault(_shown(getattr(cell.config, name)), [])
             if cell.variant not in owners:
                 owners.append(cell.variant)
         shared = set.intersection(*(set(owners) for owners in values.values())) if values else set()
@@ -246,3 +249,14 @@ def _fairness(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
             told = "; ".join(f"{value} for {', '.join(map(displayed, owners))}" for value, owners in values.items())
             notes.append(f"Different by method: {name} {told}.")
     return notes
+
+
+def _shown(value: object) -> str:
+    """A setting as its flag has it."""
+    if isinstance(value, dict):
+        value = [f"{name}={_shown(one)}" for name, one in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "default"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "default" if value is None else str(value)
