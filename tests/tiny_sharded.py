@@ -309,6 +309,7 @@ def main(rank: int, shape: tuple[int, ...], port: int, folder: str, job: Callabl
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     job(mesh, Path(folder))
+    dist.barrier()  # who ends while the others still use the group may be aborted
     dist.destroy_process_group()
 
 
