@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import tiny
+import tiny_sharded
 from pinscher import Pruner, Teacher, checkpoint
 
 STEPS = 30
@@ -41,7 +42,7 @@ def rank_main(rank, port, method, folder):
     x, y = tiny.task(dtype=torch.float64)
     half = slice(rank * 128, (rank + 1) * 128)
     checkpoint.save(f"{folder}/rank{rank}", **train(net, model, pruner, x[half], y[half]))
-    dist.destroy_process_group()
+    tiny_sharded.leave()
 
 
 def same(a, b):

@@ -4,7 +4,6 @@ import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 from transformers import PrinterCallback, Trainer
@@ -94,8 +93,7 @@ def rank_main(rank, port, folder):
     saved = sharded.load(folder / "callback" / "checkpoint-6" / "pruner", trainer.model)["pruner"]
     if rank == 0:
         checkpoint.save(folder / "ends" / "callback", model=state, t=saved["t"])
-    dist.barrier()  # who ends while the other still uses the group may be aborted
-    dist.destroy_process_group()
+    ranks.leave()
 
 
 @pytest.fixture(scope="module")

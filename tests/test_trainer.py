@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback
 
 import tiny_models
+import tiny_sharded
 from pinscher import PruningConfig, checkpoint
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, find_sites
@@ -921,7 +922,7 @@ def rank_main(rank, port, folder):
         state = {"model": trainer.model.state_dict(), "changes": trainer.teacher.changes, "best": trainer.best}
         losses = {f"{step}": loss for step, loss in logged(trainer, "eval_loss").items()}
         checkpoint.save(folder / "ends" / f"{place.parent.name}-{rank}", losses=losses, **state)
-    torch.distributed.destroy_process_group()
+    tiny_sharded.leave()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -303,14 +304,25 @@ def others(mesh: Any, folder: Path) -> None:
     resume(mesh, folder)
 
 
+def leave() -> None:
+    """Ends this rank, when all have come so far.
+
+    Not by the interpreter's own end: if a thread of Gloo still holds a tensor then, the process is aborted
+    (pytorch/pytorch#179291).
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main(rank: int, shape: tuple[int, ...], port: int, folder: str, job: Callable[[Any, Path], None]) -> None:
     torch.set_num_threads(1)
     size = torch.Size(shape).numel()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     job(mesh, Path(folder))
-    dist.barrier()  # who ends while the others still use the group may be aborted
-    dist.destroy_process_group()
+    leave()
 
 
 def launch(shape: tuple[int, ...], folder: Path, job: Callable[[Any, Path], None]) -> None:
