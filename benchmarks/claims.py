@@ -1,10 +1,11 @@
-"""What the paper says of the weights that survive, looked for in the models of a comparison.
+"""Measures what the paper says about surviving weights, in the models of a comparison.
 
     python benchmarks/claims.py runs/comparison [--task sst2] [--output FILE.csv]
+    python benchmarks/tables.py claims        # the table of docs/claims.md, from the CSV
 
-One row a method, the mean over the seeds whose models are there: how unequally the weights of a matrix are spread over
-its rows and columns (Gini: 0 is evenly), the share of full rank, the size of surviving weights, the learning
-objective over the last tenth of the steps, and what share of each layer survives.
+One row for each method and sparsity, the mean over the seeds whose models are there: the Gini coefficient of the
+densities of rows and columns (0 is even), the share of full rank, the size of surviving weights, the loss on the labels
+over the last tenth of the steps, and the share of each layer that survives.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pinscher.models.names import short_blocks
 from pinscher.report import analysis, runs
 
 RESULTS = Path(__file__).parent / "results" / "claims.csv"
@@ -29,18 +31,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    seeds: dict[tuple[str, float], list[int]] = {}
     for folder in sorted((args.comparison / "cells").glob(f"{args.task}-*")):
         run = runs.read(folder)
         if run.finished and runs.has_model(run):
-            found.setdefault((run.settings["method"], run.settings["sparsity"]), []).append(described(run))
+            key = run.settings["method"], run.settings["sparsity"]
+            seeds.setdefault(key, []).append(run.settings["seed"])
+            found.setdefault(key, []).append(described(run))
     rows = [
-        {"method": method, "sparsity": sparsity, "seeds": len(some)} | mean(some)
-        for (method, sparsity), some in found.items()
+        {"method": key[0], "sparsity": key[1], "seeds": " ".join(map(str, sorted(seeds[key])))} | mean(some)
+        for key, some in found.items()
     ]
     rows.sort(key=lambda row: (row["sparsity"], -row["gini_rows"]))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with args.output.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
+        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     for row in rows:
@@ -55,9 +60,9 @@ def described(run: runs.Run) -> dict[str, float]:
     figures = {name: statistics.mean(one[name] for one in each) for name in ("gini_rows", "gini_columns", "rank")}
     figures |= {"value_median": float(np.median(values)), "value_top_percent": float(np.quantile(values, 0.99))}
     steps, loss = run.log.train["loss_er"].arrays()
-    figures["objective"] = float(loss[steps > 0.9 * steps[-1]].mean())
+    figures["task_loss"] = float(loss[steps > 0.9 * steps[-1]].mean())
     layers = list(dict.fromkeys(site.layer for site, _ in matrices))
-    for name, layer in zip(analysis.short_blocks(layers), layers, strict=True):
+    for name, layer in zip(short_blocks(layers), layers, strict=True):
         some = [weight for site, weight in matrices if site.layer == layer]
         figures[f"layer_{name}"] = sum(int(np.count_nonzero(w)) for w in some) / sum(w.size for w in some)
     return figures

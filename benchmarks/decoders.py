@@ -5,28 +5,29 @@
     python benchmarks/decoders.py --list                        # print the commands
     python benchmarks/decoders.py --table                       # print the table from what was collected
 
-DATA/e2e_nlg holds the rows, MODELS/stories15m the model (docs/results.md). A language model is fine-tuned once (dense);
-that model is then pruned without training (NAME-0), or fine-pruned from the start with recovery. Test loss is the mean
-over the reference tokens, perplexity its exponential. One result is one line of results/decoders.jsonl; what is there
-already is not run again, and a run that was broken off is resumed.
+DATA/e2e_nlg holds the rows, MODELS/stories15m the model (docs/lab/comparison.md). A language model is fine-tuned once
+(dense). That model is pruned without training (NAME-0), or the model is pruned while it is fine-tuned. Test loss is the
+mean over the reference tokens, perplexity its exponential. Each run is a row of results/decoders.csv. A run that is
+there already is not repeated, and an interrupted one is resumed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import math
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from pinscher.train import models, plan, runfolder
+from pinscher.runfolder import RunFolder
+from pinscher.train import folder as runfolder
+from pinscher.train import plan, pretrained
 from pinscher.train.evaluation import mean_loss
 
-RESULTS = Path(__file__).parent / "results" / "decoders.jsonl"
+RESULTS = Path(__file__).parent / "results" / "decoders.csv"
 ROWS = {
     "full": "--rows 6000 --validation-rows 60 --test-rows 100 --eval-every 100 --beams 4",
     "trial": "--rows 60 --validation-rows 4 --test-rows 2 --beams 1",
@@ -55,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="which to run")
     parser.add_argument("--runs", type=Path, default=Path("runs/decoders"), help="where the run folders are")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the lines go")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="CSV file for the results")
     parser.add_argument("--trial", action="store_true", help="few rows and steps")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -70,48 +71,54 @@ def main() -> None:
         for name in args.names or known:
             if name not in read(args.results):
                 run(args.runs / name, known[name])
-                keep(args.results, known, {"name": name, "command": f"pinscher prune {known[name]}"}, args.runs / name)
+                keep(args.results, list(known), name, args.runs / name)
 
 
 def run(folder: Path, flags: str) -> None:
     """Runs the command, or goes on with what is there."""
     start = [sys.executable, "-m", "pinscher", "prune"]
     if (folder / "config.yaml").exists():
-        if not runfolder.is_finished(folder):
+        if not RunFolder(folder).is_finished:
             subprocess.run([*start, "--resume", str(folder)], check=True)
         return
     words = [os.path.expandvars(word) for word in shlex.split(flags)]
     subprocess.run([*start, *words, "--output", str(folder)], check=True)
 
 
-def keep(results: Path, known: dict[str, str], line: dict[str, Any], folder: Path) -> None:
+def keep(results: Path, order: list[str], name: str, folder: Path) -> None:
     done = runfolder.read_result(folder)
     loss = test_loss(folder)
-    figures = {"sparsity": done.sparsity, "steps": done.steps, "seconds": round(done.seconds, 1), "scores": done.scores}
-    line |= figures | {"test_loss": loss, "perplexity": math.exp(loss)}
-    lines = read(results) | {line["name"]: line}
-    results.write_text("".join(json.dumps(lines[name]) + "\n" for name in known if name in lines))
+    figures = {"sparsity": done.sparsity, "test_loss": loss, "perplexity": math.exp(loss), **done.scores}
+    made = {"name": name, "steps": str(done.steps), "seconds": f"{done.seconds:.1f}"}
+    rows = read(results) | {name: made | {key: f"{value:.6f}" for key, value in figures.items()}}
+    with results.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[name]), restval="", lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows[one] for one in order if one in rows)
 
 
 def test_loss(folder: Path) -> float:
     """The mean loss over the tokens of the test rows' references."""
     made = plan.make(runfolder.config_of(folder))
-    model = models.load_model(str(folder / "model"), made.task, made.labels, made.tokenizer)
+    model = pretrained.load_model(str(folder / "model"), made.task, made.labels, made.tokenizer)
     (rows,) = made.splits.tests.values()
     features = made.task.features(rows, made.tokenizer, made.labels, training=True)
     return mean_loss(model, features, made.task, made.tokenizer, 16)
 
 
-def read(results: Path) -> dict[str, dict[str, Any]]:
-    lines = results.read_text().splitlines() if results.exists() else []
-    return {line["name"]: line for line in map(json.loads, lines)}
+def read(results: Path) -> dict[str, dict[str, str]]:
+    if not results.exists():
+        return {}
+    with results.open(newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
-def table(results: dict[str, dict[str, Any]]) -> list[str]:
+def table(results: dict[str, dict[str, str]]) -> list[str]:
     lines = ["| run | zeros | steps | test loss | perplexity | BLEU |", "|---|---|---|---|---|---|"]
-    for name, line in results.items():
-        figures = f"{line['test_loss']:.3f} | {line['perplexity']:.2f} | {line['scores']['bleu']:.2f}"
-        lines.append(f"| {name} | {line['sparsity']:.1%} | {line['steps']} | {figures} |")
+    for name, row in results.items():
+        loss, perplexity, bleu = (float(row[key]) for key in ("test_loss", "perplexity", "bleu"))
+        zeros = f"{float(row['sparsity']):.1%}"
+        lines.append(f"| {name} | {zeros} | {row['steps']} | {loss:.3f} | {perplexity:.2f} | {bleu:.2f} |")
     return lines
 
 

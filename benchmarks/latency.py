@@ -222,9 +222,24 @@ def scaling(files: Path, inputs: Any, args: argparse.Namespace) -> list[str]:
 
 
 def break_even() -> list[str]:
-    """The sparsity from which on a sparse product is faster than torch's dense one, by shape; one thread."""
+    """The sparsity from which on a sparse product is faster than torch's dense one, by shape; one thread.
+
+    For every instruction set of the machine, or the one that is forced: what a row of native/isas.inc is made of.
+    """
     torch.set_num_threads(1)
+    forced = os.environ.get("PINSCHER_ISA")
     lines = ["break-even sparsity of one product against torch's dense one, one thread", ""]
+    for isa in [forced] if forced else kernels.core().isas():
+        os.environ["PINSCHER_ISA"] = isa
+        lines += crossings(isa)
+    if not forced:
+        del os.environ["PINSCHER_ISA"]
+    return lines
+
+
+def crossings(isa: str) -> list[str]:
+    listed = ", ".join(f"{kind} {1 - density:.0%}" for kind, density in kernels.core().break_even(isa).items())
+    lines = [f"{isa} (in native/isas.inc: {listed})", ""]
     lines.append(f"  {'outputs × inputs':20}{'tokens':>8}{'fp32':>10}{'int8':>10}")
     for rows, columns in ((768, 768), (3072, 768), (768, 3072), (384, 384)):
         for tokens in (1, 16, 64, 128):

@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from pinscher import accelerate, export
-from pinscher.train import plan, runfolder
+from pinscher import accelerate
+from pinscher.commands import export
+from pinscher.train import folder as runfolder
+from pinscher.train import plan
 from pinscher.train.evaluation import outputs_of
 
 VARIANTS: dict[str, dict[str, Any]] = {

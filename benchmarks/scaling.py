@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import pinscher
-from pinscher.prune import hosts
+from pinscher.prune import optimizers
 from pinscher.prune.masking import Ranks
 
 WIDTH, INTERVAL, DENSITY = 1024, 10, 0.2
@@ -136,7 +136,7 @@ def sharded(weights: int, mesh: Any) -> nn.Module:
 def parts(pruner: pinscher.Pruner, model: nn.Module) -> dict[str, Callable[[], Any]]:
     """What a step consists of, each part by itself."""
     sgd = torch.optim.SGD(model.parameters(), lr=1e-9)
-    hosts.read_step(sgd, pruner.sites)
+    optimizers.read_step(sgd, pruner.sites)
     counter = iter(range(1, 10**9))
 
     def observe(closing: int) -> None:
@@ -146,7 +146,7 @@ def parts(pruner: pinscher.Pruner, model: nn.Module) -> dict[str, Callable[[], A
 
     return {
         "sgd": sgd.step,
-        "finite": lambda: hosts.finite([site.grad for site in pruner.sites], pruner.ranks),
+        "finite": lambda: optimizers.finite([site.grad for site in pruner.sites], pruner.ranks),
         "add": lambda: observe(0),
         "close": lambda: observe(INTERVAL),
         "rank": lambda: pruner.ranking.rank(DENSITY),

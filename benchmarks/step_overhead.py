@@ -26,7 +26,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import pinscher
-from pinscher.prune import hosts
+from pinscher.prune import optimizers
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.sites import find_sites
 
@@ -101,7 +101,7 @@ def optimiser_level(repeats: int, lines: list[str]) -> tuple[dict[str, float], f
         "AdamW, fused": torch.optim.AdamW(weights, lr=1e-6, fused=True),
     }
     criterion, ranking = pruner.criterion, pruner.ranking
-    hosts.read_step(adamw["AdamW"], pruner.sites)
+    optimizers.read_step(adamw["AdamW"], pruner.sites)
     counter = iter(range(1, 10**9))
 
     def observe(closing: int) -> None:
@@ -110,7 +110,7 @@ def optimiser_level(repeats: int, lines: list[str]) -> tuple[dict[str, float], f
             criterion.observe(site, t, closing)
 
     parts: dict[str, Callable[[], Any]] = {
-        "look for non-finite gradients": lambda: hosts.finite([s.grad for s in pruner.sites], pruner.ranks),
+        "look for non-finite gradients": lambda: optimizers.finite([s.grad for s in pruner.sites], pruner.ranks),
         "add a step to the window": lambda: observe(0),
         "end a window": lambda: observe(INTERVAL),
         "find the threshold": lambda: ranking.rank(0.5),
@@ -266,7 +266,7 @@ def changed_by_bf16(steps: int = 400) -> float:
     for t in range(1, steps + 1):
         rows = torch.randint(0, 2048, (64,))
         model(data["input_ids"][rows], data["labels"][rows])["loss"].backward()
-        hosts.read_step(optimizer, shadow)
+        optimizers.read_step(optimizer, shadow)
         with torch.no_grad():
             for site in shadow:
                 pruner.criterion.observe(site, t, INTERVAL if t % INTERVAL == 0 else 0)
