@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types pytest browser demo docs bench sanitize pins clean
+.PHONY: test lint types pytest browser demo docs bench attack sanitize pins clean
 
 test: lint types pytest
 
@@ -40,6 +40,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/coders.py --output benchmarks/results/coders.txt
 	$(BIN)/python benchmarks/storage.py --output benchmarks/results/storage.txt
 	$(BIN)/python benchmarks/loading.py --output benchmarks/results/loading.txt
+
+# Everything that may go wrong, on purpose and for longer than the tests do: mutated stored models, runs killed at every
+# stage, damage to every file of a run folder, bad values of every setting.
+attack: $(READY)
+	$(BIN)/python tests/mutants.py --count 10000
+	$(BIN)/python tests/attack/kills.py --kills 200
+	$(BIN)/python tests/attack/damage.py
+	$(BIN)/pytest tests/train/test_settings.py tests/commands/test_settings.py
 
 # The kernels and the decoder under AddressSanitizer and UBSan, then their threads under ThreadSanitizer; needs only a C++
 # compiler.

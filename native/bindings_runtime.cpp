@@ -37,9 +37,20 @@ Activation activation_named(const std::string& name) {
 
 std::vector<std::string> isas(bool all) {
   std::vector<std::string> names;
-  for (const Kernels* some : pinscher::all_kernels())
-    if (all || some->supported()) names.push_back(some->name);
+  for (const pinscher::Isa& some : pinscher::all_isas())
+    if (all || some.kernels.supported()) names.push_back(some.kernels.name);
   return names;
+}
+
+nb::dict break_even(const std::string& isa) {
+  for (const pinscher::Isa& some : pinscher::all_isas()) {
+    if (isa != some.kernels.name) continue;
+    nb::dict densities;
+    densities["int8"] = some.break_even.int8;
+    densities["fp32"] = some.break_even.fp32;
+    return densities;
+  }
+  throw nb::value_error("no such instruction set");
 }
 
 pinscher::Vector numbers(const MaybeVector& some, size_t count) {
@@ -132,15 +143,24 @@ void set_relative(pinscher::Encoder& encoder, Rows<const float> table) {
   encoder.reach = (places + 1) / 2;
 }
 
-void check_lengths(const std::vector<size_t>& lengths, const pinscher::Encoder& encoder, size_t tokens) {
+// `hidden`, if any, says for each row how far its first token stands before the others if nobody attends to it, else 0.
+std::vector<pinscher::Row> rows_of(const std::vector<size_t>& lengths, const std::vector<size_t>& hidden,
+                                   const pinscher::Encoder& encoder, size_t tokens) {
+  if (!hidden.empty() && hidden.size() != lengths.size())
+    throw nb::value_error("one number is needed for each row's first token");
+  std::vector<pinscher::Row> rows;
   size_t total = 0;
-  for (const size_t length : lengths) {
-    if (length > tokens - total) throw nb::value_error("the lengths do not add up to the tokens");
-    if (!length) throw nb::value_error("a sequence is empty");
-    if (encoder.reach && length > encoder.reach) throw nb::value_error("a sequence is too long");
-    total += length;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const pinscher::Row row{lengths[i], hidden.empty() ? 0 : hidden[i]};
+    if (row.length > tokens - total) throw nb::value_error("the lengths do not add up to the tokens");
+    if (!row.length || !row.keys()) throw nb::value_error("a sequence is empty");
+    if (encoder.reach && (row.keys() > encoder.reach || row.hidden > encoder.reach - row.keys()))
+      throw nb::value_error("a sequence is too long");
+    total += row.length;
+    rows.push_back(row);
   }
   if (total != tokens) throw nb::value_error("the lengths do not add up to the tokens");
+  return rows;
 }
 
 // The tables stay where they are: the binding keeps the list alive.
@@ -176,18 +196,19 @@ pinscher::Encoder::Input input_of(const pinscher::Encoder& encoder, const std::o
 
 void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa,
          std::optional<Rows<const float>> hidden, const std::vector<Vector<int64_t>>& indices,
-         const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every, bool first) {
+         const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every, bool first,
+         const std::vector<size_t>& hides) {
   const pinscher::Encoder::Input in = input_of(encoder, hidden, indices);
-  check_lengths(lengths, encoder, in.tokens);
+  const std::vector<pinscher::Row> rows = rows_of(lengths, hides, encoder, in.tokens);
   if (first && (every || encoder.layers.empty()))
     throw nb::value_error("first tokens alone need a layer, and come without the states of the others");
-  const size_t made = first ? lengths.size() : in.tokens;
+  const size_t made = first ? rows.size() : in.tokens;
   if (out.shape(0) != made || out.shape(1) != encoder.width ||
       (every && (every->shape(0) != in.tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width)))
     throw nb::value_error("the hidden states do not fit the encoder");
   const Kernels& use = kernels_named(isa);
   nb::gil_scoped_release release;
-  encoder.run(pool, use, in, lengths, {out.data(), every ? every->data() : nullptr, first});
+  encoder.run(pool, use, in, rows, {out.data(), every ? every->data() : nullptr, first});
 }
 
 // ------------------------------------------------------------ the pruner's threshold
@@ -318,6 +339,7 @@ void attention(const std::string& isa, bool shorts, Rows<const float> q, Rows<co
 
 void bind_runtime(nb::module_& module) {
   module.def("isas", &isas, "all"_a = false);
+  module.def("break_even", &break_even, "isa"_a);
   module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
   module.def("attention", &attention, "isa"_a, "shorts"_a, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
              "relative"_a.noconvert().none(), "out"_a.noconvert());
@@ -356,5 +378,5 @@ void bind_runtime(nb::module_& module) {
       .def("set_embeddings", &set_embeddings, nb::keep_alive<1, 2>(), "tables"_a, "weight"_a.noconvert(),
            "bias"_a.noconvert(), "epsilon"_a)
       .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert().none(), "indices"_a, "lengths"_a, "out"_a.noconvert(),
-           "every"_a.noconvert().none(), "first"_a);
+           "every"_a.noconvert().none(), "first"_a, "hides"_a = std::vector<size_t>());
 }

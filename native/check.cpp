@@ -1,9 +1,14 @@
 // Every kernel on ragged shapes against plain loops, and the decoder on nonsense: for the sanitizers (`make sanitize`).
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <thread>
 
 #include "encoder.h"
 #include "scatter.h"
@@ -67,6 +72,22 @@ void products(const Kernels& use, Pool& pool) {
   }
 }
 
+// What a hidden token is does not matter to the others of its row.
+void hide_first(const Encoder& made, const Kernels& use, Pool& pool, const std::vector<Row>& rows, size_t tokens,
+                std::vector<float> in, const std::vector<float>& wanted) {
+  const size_t width = made.width;
+  for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length)
+    if (rows[s].hidden)
+      for (size_t k = 0; k < width; ++k) in[start * width + k] = normal();
+  std::vector<float> found(tokens * width);
+  made.run(pool, use, {tokens, in.data(), {}}, rows, {found.data(), nullptr, false});
+  for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length)
+    for (size_t i = start * width; i < (start + rows[s].length) * width; ++i) {
+      const bool asks_only = rows[s].hidden && i < (start + 1) * width;
+      if (!asks_only) expect(found[i] == wanted[i], "a hidden token");
+    }
+}
+
 void encoder(const Kernels& use, Pool& pool) {
   for (size_t width : {21, 24, 45, 96, 384})
     for (int turn = 0; turn < 6; ++turn) {
@@ -94,23 +115,55 @@ void encoder(const Kernels& use, Pool& pool) {
         made.relative.resize(3 * 399 + 64);
         for (float& extra : made.relative) extra = normal();
       }
-      std::vector<size_t> lengths;
+      std::vector<Row> rows;
       size_t tokens = 0;
-      for (size_t s = 0; s < 1 + up_to(4); ++s) tokens += lengths.emplace_back(1 + up_to(150));
+      for (size_t s = 0; s < 1 + up_to(4); ++s) {
+        const size_t length = 1 + up_to(150);
+        rows.push_back({length, length > 1 && s % 2 ? 1 + up_to(40) : 0});
+        tokens += length;
+      }
       std::vector<int64_t> ids(tokens);
       for (auto& id : ids) id = static_cast<int64_t>(up_to(10));
       std::vector<float> out(tokens * width), every((depth + 1) * tokens * width);
-      made.run(pool, use, {tokens, nullptr, {ids.data()}}, lengths, {out.data(), every.data(), false});
-      std::vector<float> again(tokens * width), firsts(lengths.size() * width);
-      made.run(pool, use, {tokens, every.data(), {}}, lengths, {again.data(), nullptr, false});
-      made.run(pool, use, {tokens, every.data(), {}}, lengths, {firsts.data(), nullptr, true});
+      made.run(pool, use, {tokens, nullptr, {ids.data()}}, rows, {out.data(), every.data(), false});
+      std::vector<float> again(tokens * width), firsts(rows.size() * width);
+      made.run(pool, use, {tokens, every.data(), {}}, rows, {again.data(), nullptr, false});
+      made.run(pool, use, {tokens, every.data(), {}}, rows, {firsts.data(), nullptr, true});
       for (size_t i = 0; i < out.size(); ++i) expect(std::abs(out[i] - again[i]) < (turn % 3 == 1 ? 1e-3f : 3e-2f), "an encoder");
       Pool alone(1);  // threads only divide the work
-      made.run(alone, use, {tokens, every.data(), {}}, lengths, {out.data(), nullptr, false});
+      made.run(alone, use, {tokens, every.data(), {}}, rows, {out.data(), nullptr, false});
       for (size_t i = 0; i < out.size(); ++i) expect(out[i] == again[i], "threads");
-      for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++])
+      for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length)
         for (size_t k = 0; k < width; ++k) expect(firsts[s * width + k] == again[start * width + k], "a first token");
+      hide_first(made, use, pool, rows, tokens, every, again);
     }
+}
+
+// A child has none of its parent's threads, even if another thread of the parent has the pool at the fork.
+void forks(Pool& pool) {
+  const auto sum = [&] {
+    Team team(pool);
+    std::atomic<size_t> total{0};
+    for (int turn = 0; turn < 20; ++turn) team.each(50, [&](size_t item, size_t) { total += item; });
+    return total.load();
+  };
+  const size_t wanted = sum();
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) sum();
+  });
+  for (int turn = 0; turn < 20; ++turn) {
+    const pid_t child = fork();
+    if (!child) {
+      alarm(60);
+      const bool fine = sum() == wanted && Team(pool).threads() == pool.threads() && sum() == wanted;
+      _exit(fine ? 0 : 1);
+    }
+    int status = 1;
+    expect(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a forked process");
+  }
+  stop = true;
+  busy.join();
 }
 
 void attention(const Kernels& use) {
@@ -170,18 +223,26 @@ void nonsense() {
 
 }  // namespace
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }  // a child makes threads of its own
+#endif
+
 int main() {
   Pool pool(2), three(3), alone(1);
-  for (const Kernels* use : all_kernels()) {
-    if (!use->supported()) continue;
-    products(*use, pool);
-    encoder(*use, pool);
-    encoder(*use, three);
-    encoder(*use, alone);  // whose share of a wide encoder is large enough to go from products to attention at once
-    attention(*use);
-    brackets(*use);
-    std::printf("%s: fine\n", use->name);
+  for (const Isa& isa : all_isas()) {
+    const Kernels& use = isa.kernels;
+    if (!use.supported()) continue;
+    products(use, pool);
+    encoder(use, pool);
+    encoder(use, three);
+    encoder(use, alone);  // whose share of a wide encoder is large enough to go from products to attention at once
+    attention(use);
+    brackets(use);
+    std::printf("%s: fine\n", use.name);
   }
+  forks(pool);
+  forks(alone);
+  std::printf("forks: fine\n");
   nonsense();
   std::printf("decoding: fine\n");
 }

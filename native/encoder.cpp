@@ -12,12 +12,12 @@ constexpr double SLICED = 0.95;    // and where each has a slice of the tokens; 
 constexpr size_t SLICE = 64;       // tokens for each thread from which on there are slices: each reads all weights
 constexpr size_t EVEN = 16;        // tokens that slices are cut at multiples of
 
-// The first token of each sequence, to its place in `to`, whose shape is there already; `from` holds the tokens from
+// The first token that asks of each sequence, to its place in `to`, whose shape is there already; `from` holds the tokens from
 // `start` on.
 template <typename Sequences>
 void pick(const Activations& from, size_t start, const Sequences& sequences, Activations& to) {
   for (const auto& one : sequences) {
-    const size_t token = one.start - start;
+    const size_t token = one.asks - start;
     const float* in = from.tile(token / TILE) + token % TILE;
     float* out = to.tile(one.place / TILE) + one.place % TILE;
     for (size_t k = 0; k < from.features; ++k) out[k * TILE] = in[k * TILE];
@@ -134,14 +134,14 @@ struct Encoder::Part {
 // Threads that go through all layers by themselves never wait for each other. Parts are as large as lets every thread
 // have equally many of them, but not below a tile; there are none if the last to finish would take longer than all do
 // together.
-std::vector<Encoder::Part> Encoder::parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads) {
+std::vector<Encoder::Part> Encoder::parts_of(const std::vector<Row>& rows, size_t tokens, size_t threads) {
   const size_t for_each = std::max<size_t>(1, blocks(tokens, threads * SHARE));
   const size_t wanted = std::max(TILE, blocks(tokens, threads * for_each));
   std::vector<Part> parts;
-  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
-    if (parts.empty() || parts.back().tokens + lengths[s] / 2 > wanted) parts.push_back({s, 0, start, 0});
+  for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length) {
+    if (parts.empty() || parts.back().tokens + rows[s].length / 2 > wanted) parts.push_back({s, 0, start, 0});
     ++parts.back().count;
-    parts.back().tokens += lengths[s];
+    parts.back().tokens += rows[s].length;
   }
   if (threads == 1) return parts;
   std::vector<size_t> load(threads, 0);
@@ -158,25 +158,25 @@ Encoder::Input Encoder::some_of(const Input& in, size_t start, size_t tokens) co
   return some;
 }
 
-void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
+void Encoder::run_part(const Kernels& use, const Input& in, const std::vector<Row>& rows, const Output& out,
                        const Part& part) const {
   Team alone;
-  const auto from = lengths.begin() + static_cast<std::ptrdiff_t>(part.sequence);
+  const auto from = rows.begin() + static_cast<std::ptrdiff_t>(part.sequence);
   const size_t row = out.only_first ? part.sequence : part.start;
   run_together(alone, use, some_of(in, part.start, part.tokens), {from, from + static_cast<std::ptrdiff_t>(part.count)},
                own_room(), {out.last + row * width, nullptr, out.only_first});
 }
 
-void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::vector<Row>& rows,
                   const Output& out) const {
   Team team(pool);
-  const auto parts = out.every ? std::vector<Part>() : parts_of(lengths, in.tokens, team.threads());
+  const auto parts = out.every ? std::vector<Part>() : parts_of(rows, in.tokens, team.threads());
   if (parts.size() > 1)
-    each_or_throw(team, parts.size(), [&](size_t number) { run_part(use, in, lengths, out, parts[number]); });
+    each_or_throw(team, parts.size(), [&](size_t number) { run_part(use, in, rows, out, parts[number]); });
   else if (team.threads() > 1 && in.tokens >= team.threads() * SLICE && !layers.empty())
-    team.together([&] { run_slices(team, use, in, lengths, out); });
+    team.together([&] { run_slices(team, use, in, rows, out); });
   else
-    team.together([&] { run_together(team, use, in, lengths, own_room(), out); });
+    team.together([&] { run_together(team, use, in, rows, own_room(), out); });
 }
 
 // To room.hidden, and its int16 form for the first layer.
@@ -193,13 +193,26 @@ const Matrix* Encoder::after(size_t number) const {
   return number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
 }
 
+// Adds what the tokens from `begin` to `end` ask, of a row that starts at `start`; what they get is put at `place`. A hidden
+// one asks by itself, since it stands elsewhere.
+void Encoder::ask_of(const Row& row, size_t start, size_t begin, size_t end, size_t place, std::vector<Sequence>& to) {
+  const size_t first = start + (row.length - row.keys());
+  if (begin < first) {
+    to.push_back({first, row.keys(), begin, 1, place, -static_cast<std::ptrdiff_t>(row.hidden)});
+    ++begin;
+    ++place;
+  }
+  if (begin < end)
+    to.push_back({first, row.keys(), begin, end - begin, place, static_cast<std::ptrdiff_t>(begin - first)});
+}
+
 // All threads share in every step.
-void Encoder::run_together(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
-                           Room& room, const Output& out) const {
+void Encoder::run_together(Team& team, const Kernels& use, const Input& in, const std::vector<Row>& rows, Room& room,
+                           const Output& out) const {
   std::vector<Sequence> all, firsts;
-  for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
-    all.push_back({start, lengths[s], 0, lengths[s], start});
-    firsts.push_back({start, lengths[s], 0, 1, s});
+  for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length) {
+    ask_of(rows[s], start, start, start + rows[s].length, start, all);
+    ask_of(rows[s], start, start, start + 1, s, firsts);
   }
   enter(team, use, in, room);
   if (out.every) to_rows(team, room.hidden, out.every);
@@ -233,18 +246,18 @@ struct Encoder::Slice {
   Memory memory[2];
 };
 
-void Encoder::cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices) {
+void Encoder::cut(const std::vector<Row>& rows, size_t tokens, size_t count, std::vector<Slice>& slices) {
   for (size_t i = 0; i < count; ++i) {
     Slice& one = slices[i];
     one.start = i * tokens / count / EVEN * EVEN;
     one.tokens = (i + 1 < count ? (i + 1) * tokens / count / EVEN * EVEN : tokens) - one.start;
     one.all.clear();
     one.firsts.clear();
-    for (size_t s = 0, start = 0; s < lengths.size(); start += lengths[s++]) {
-      const size_t begin = std::max(start, one.start), end = std::min(start + lengths[s], one.start + one.tokens);
+    for (size_t s = 0, start = 0; s < rows.size(); start += rows[s++].length) {
+      const size_t begin = std::max(start, one.start), end = std::min(start + rows[s].length, one.start + one.tokens);
       if (begin >= end) continue;
-      one.all.push_back({start, lengths[s], begin - start, end - begin, begin - one.start});
-      if (begin == start) one.firsts.push_back({start, lengths[s], 0, 1, s});
+      ask_of(rows[s], start, begin, end, begin - one.start, one.all);
+      if (begin == start) ask_of(rows[s], start, start, start + 1, s, one.firsts);
     }
   }
 }
@@ -292,13 +305,13 @@ void Encoder::finish_firsts(Team& team, const Kernels& use, const std::vector<So
   to_rows(team, room.hidden, out.last);
 }
 
-void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<Row>& rows,
                          const Output& out) const {
   thread_local std::vector<Slice> kept;
   std::vector<Slice>& slices = kept;  // the others must not see theirs
   const size_t count = team.threads(), sliced = layers.size() - (out.only_first ? 1 : 0);
   if (slices.size() < count) slices.resize(count);
-  cut(lengths, in.tokens, count, slices);
+  cut(rows, in.tokens, count, slices);
   const auto sources_of = [&](size_t number) {
     const bool shorts = layers[number].qkv.matrix->kind == Kind::i8;
     std::vector<Source> sources;

@@ -1,5 +1,6 @@
 // A whole transformer encoder: from embeddings to the last hidden state without going back to Python.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -51,6 +52,14 @@ struct Memory {
   KeysValues head(size_t number, size_t head_width);
 };
 
+// Some tokens that lie one behind the other. Where `hidden` is not 0 the first one only asks: nobody attends to it, and it
+// stands so many places before the second.
+struct Row {
+  size_t length;
+  size_t hidden = 0;
+  size_t keys() const { return hidden ? length - 1 : length; }
+};
+
 class Encoder {
  public:
   Encoder(size_t width, size_t heads, Activation activation, std::vector<Layer> layers);
@@ -75,8 +84,8 @@ class Encoder {
     float* every;     // if any, gets [layers + 1][tokens, width]
     bool only_first;  // of each sequence, without `every`: most of the last layer is not computed then
   };
-  // Sequences lie one behind the other; lengths sum to tokens. Safe from several threads at once.
-  void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out) const;
+  // Rows lie one behind the other; their lengths sum to tokens. Safe from several threads at once.
+  void run(Pool& pool, const Kernels& use, const Input& in, const std::vector<Row>& rows, const Output& out) const;
 
  private:
   struct Scratch {
@@ -91,9 +100,11 @@ class Encoder {
   };
   static Room& own_room();  // of the calling thread
 
-  // Where a sequence's tokens are, which of them ask, and where what they get is put.
+  // Where the keys of a row are, which of its tokens ask, and where what they get is put.
   struct Sequence {
-    size_t start, count, first, queries, place;
+    size_t start, count;  // keys
+    size_t asks, queries, place;
+    std::ptrdiff_t apart;  // how far behind the first key the first query stands
   };
   // Queries, keys and values of the tokens from `start` on; keys and values also as int16, which all of a layer's sources
   // have, or none.
@@ -105,7 +116,7 @@ class Encoder {
   struct Part;
   struct Slice;
 
-  void run_together(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths, Room& room,
+  void run_together(Team& team, const Kernels& use, const Input& in, const std::vector<Row>& rows, Room& room,
                     const Output& out) const;
   const Matrix* after(size_t number) const;  // the matrix that multiplies what this layer makes
   void enter(Team& team, const Kernels& use, const Input& in, Room& room) const;
@@ -123,12 +134,13 @@ class Encoder {
   void finish(Team& team, const Kernels& use, const Layer& layer, const Matrix* next, const Activations& residual,
               Room& room) const;
 
+  static void ask_of(const Row& row, size_t start, size_t begin, size_t end, size_t place, std::vector<Sequence>& to);
   Input some_of(const Input& in, size_t start, size_t tokens) const;
-  static std::vector<Part> parts_of(const std::vector<size_t>& lengths, size_t tokens, size_t threads);
-  void run_part(const Kernels& use, const Input& in, const std::vector<size_t>& lengths, const Output& out,
+  static std::vector<Part> parts_of(const std::vector<Row>& rows, size_t tokens, size_t threads);
+  void run_part(const Kernels& use, const Input& in, const std::vector<Row>& rows, const Output& out,
                 const Part& part) const;
-  static void cut(const std::vector<size_t>& lengths, size_t tokens, size_t count, std::vector<Slice>& slices);
-  void run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<size_t>& lengths,
+  static void cut(const std::vector<Row>& rows, size_t tokens, size_t count, std::vector<Slice>& slices);
+  void run_slices(Team& team, const Kernels& use, const Input& in, const std::vector<Row>& rows,
                   const Output& out) const;
   void ask(const Kernels& use, size_t number, Slice& own) const;
   void step(const Kernels& use, size_t number, const std::vector<Source>& sources, size_t tokens, const Output& out,

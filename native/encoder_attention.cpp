@@ -91,14 +91,14 @@ void Encoder::remember(const Kernels& use, const Activations& wide, Memory& memo
 // One head of one sequence: from queries, keys and values to `context`.
 void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequence& one,
                      const std::vector<Source>& sources, Activations& context, Scratch& scratch) const {
-  const auto [start, count, first, queries, place] = one;
+  const auto [start, count, asks, queries, place, apart] = one;
   const size_t stride = blocks(count, TILE) * TILE, feature = head * head_width, part = head_width * stride;
   float *q = scratch.numbers.data(), *out = q + part, *k = out + part, *v = k + part, *more = v + part;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
-  const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) + first : nullptr;
+  const float* extra = reach ? relative.data() + head * (2 * reach - 1) + (reach - count) + apart : nullptr;
   shorts = shorts && count <= MOST_KEYS;
   const bool remembered = shorts && sources.front().memory;
-  gather_all(sources, feature, head_width, start + first, queries, scale, q, stride);
+  gather_all(sources, feature, head_width, asks, queries, scale, q, stride);
   if (!remembered) {
     gather_all(sources, width + feature, head_width, start, count, 1.0f, k, stride);
     gather_all(sources, 2 * width + feature, head_width, start, count, 1.0f, v, stride);

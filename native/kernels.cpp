@@ -4,20 +4,18 @@
 
 namespace pinscher {
 
-const std::vector<const Kernels*>& all_kernels() {
-  static const std::vector<const Kernels*> every = {
-#if defined(__x86_64__)
-      &avx512_kernels, &avx2_kernels,
-#elif defined(__aarch64__)
-      &neon_kernels,
-#endif
-      &scalar_kernels};
+const std::vector<Isa>& all_isas() {
+#define ISA(name, int8, fp32) {name##_kernels, {int8, fp32}},
+  static const std::vector<Isa> every = {
+#include "isas.inc"
+  };
+#undef ISA
   return every;
 }
 
 const Kernels* kernels(const char* name) {
-  for (const Kernels* some : all_kernels())
-    if (some->supported() && (!name || std::strcmp(name, some->name) == 0)) return some;
+  for (const Isa& some : all_isas())
+    if (some.kernels.supported() && (!name || std::strcmp(name, some.kernels.name) == 0)) return &some.kernels;
   return nullptr;
 }
 

@@ -108,15 +108,23 @@ struct Kernels {
   void (*fold)(const Scored&, const Window&, float* sum, float* mean, float* spread, size_t count);
 };
 
-#if defined(__x86_64__)
-extern const Kernels avx512_kernels, avx2_kernels;
-#elif defined(__aarch64__)
-extern const Kernels neon_kernels;
-#endif
-extern const Kernels scalar_kernels;
+// The densities from which on a dense product is as fast; 0: another kind is always faster.
+struct BreakEven {
+  double int8, fp32;
+};
 
-// Every set that was compiled, the widest first; the last one runs anywhere.
-const std::vector<const Kernels*>& all_kernels();
+// A row of isas.inc.
+struct Isa {
+  const Kernels& kernels;
+  BreakEven break_even;
+};
+
+#define ISA(name, int8, fp32) extern const Kernels name##_kernels;
+#include "isas.inc"
+#undef ISA
+
+// Every set that was compiled, in the order of isas.inc.
+const std::vector<Isa>& all_isas();
 // The widest that this machine runs, or the one that is asked for (null if it is not there or cannot run).
 const Kernels* kernels(const char* name = nullptr);
 

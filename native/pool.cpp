@@ -1,9 +1,11 @@
 #include "pool.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -46,15 +48,26 @@ const OpenMp& openmp() {
   return found;
 }
 
+// From the process that loaded this to the one we are in; counted from the start, since others may have used OpenMP before
+// there is a pool.
+std::atomic<unsigned> forks{0};
+[[maybe_unused]] const int counting = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+
 }  // namespace
 
-Pool::Pool(size_t threads) : threads_(threads) {
-  if (!threads) throw std::invalid_argument("a pool has one thread at least");
-  if (openmp().parallel) return;
-  for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+Crew::Crew(size_t threads) : forks_(forks), threads_(threads) {
+  if (!forks_ && openmp().parallel) return;
+  try {
+    for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // the system has no more
+    dismiss();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Crew::~Crew() { dismiss(); }
+
+void Crew::dismiss() {
   {
     std::lock_guard<std::mutex> lock(sleeping_);
     stop_ = true;
@@ -64,15 +77,36 @@ Pool::~Pool() {
   for (auto& worker : workers_) worker.join();
 }
 
+bool Crew::here() const { return forks_ == forks.load(std::memory_order_relaxed); }
+
+Pool::Pool(size_t threads) : threads_(threads) {
+  if (!threads) throw std::invalid_argument("a pool has one thread at least");
+  crew_ = new Crew(threads);
+}
+
+Pool::~Pool() {
+  if (Crew* const last = crew_; last->here()) delete last;
+}
+
+// What a parent's crew was doing at the fork is unknown: its locks may be held by threads that are not here. So it is left
+// alone, and never freed.
+Crew& Pool::crew() {
+  Crew* found = crew_.load(std::memory_order_acquire);
+  if (found->here()) return *found;
+  auto made = std::make_unique<Crew>(threads_);
+  if (crew_.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) return *made.release();
+  return *found;  // another thread was faster
+}
+
 // Takes one of the ticket's items and does it, unless somebody else was faster.
-bool Pool::take(uint64_t ticket, size_t thread) {
+bool Crew::take(uint64_t ticket, size_t thread) {
   if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) return false;
   job_(context_, items_ - static_cast<uint32_t>(ticket), thread);
   finished_.fetch_add(1, std::memory_order_release);
   return true;
 }
 
-void Pool::share(size_t items, Job job, void* context) {
+void Crew::share(size_t items, Job job, void* context) {
   items_ = items;
   job_ = job;
   context_ = context;
@@ -83,16 +117,16 @@ void Pool::share(size_t items, Job job, void* context) {
   while (finished_.load(std::memory_order_acquire) != items) relax();
 }
 
-void Pool::help(size_t thread) {
+void Crew::help(size_t thread) {
   while (!over_.load(std::memory_order_acquire)) {
     const uint64_t ticket = ticket_.load(std::memory_order_acquire);
     if (!static_cast<uint32_t>(ticket) || !take(ticket, thread)) relax();
   }
 }
 
-void Pool::gather(Body body, void* context) {
+void Crew::gather(Body body, void* context) {
   struct Call {
-    Pool* pool;
+    Crew* crew;
     Body body;
     void* context;
     std::exception_ptr failure;
@@ -102,7 +136,7 @@ void Pool::gather(Body body, void* context) {
       } catch (...) {  // must not pass through frames of OpenMP
         failure = std::current_exception();
       }
-      pool->over_.store(true, std::memory_order_release);
+      crew->over_.store(true, std::memory_order_release);
     }
   } call{this, body, context, nullptr};
   over_.store(false, std::memory_order_release);
@@ -110,7 +144,7 @@ void Pool::gather(Body body, void* context) {
     const auto run = [](void* of) {
       Call& call = *static_cast<Call*>(of);
       const auto thread = static_cast<size_t>(openmp().number());
-      thread ? call.pool->help(thread) : call.run();
+      thread ? call.crew->help(thread) : call.run();
     };
     openmp().parallel(run, &call, static_cast<unsigned>(threads_), 0);
   } else {
@@ -124,7 +158,7 @@ void Pool::gather(Body body, void* context) {
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
-void Pool::work(size_t thread) {
+void Crew::work(size_t thread) {
   size_t seen = 0;
   while (true) {
     const auto until = std::chrono::steady_clock::now() + PATIENCE;

@@ -1,5 +1,6 @@
 // A few threads that stay awake between the steps of one forward pass: torch's own where they are GNU OpenMP's, since two
-// sets of threads that wait awake take the cores from each other; else ours.
+// sets of threads that wait awake take the cores from each other; else ours. A forked process has none of its parent's
+// threads, and GNU OpenMP waits for them forever: it gets new ones of ours.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -12,13 +13,14 @@
 
 namespace pinscher {
 
-class Pool {
+// The threads of one process.
+class Crew {
  public:
-  explicit Pool(size_t threads);
-  ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
-  size_t threads() const { return threads_; }
+  explicit Crew(size_t threads);
+  ~Crew();
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+  bool here() const;  // whether this is the process it was made in
 
  private:
   friend class Team;
@@ -30,8 +32,10 @@ class Pool {
   void share(size_t items, Job job, void* context);
   void help(size_t thread);
   void work(size_t thread);
+  void dismiss();
   bool take(uint64_t ticket, size_t thread);
 
+  const unsigned forks_;              // that led to its process
   const size_t threads_;
   std::vector<std::thread> workers_;  // none where torch's are used
   std::mutex busy_;                   // held by the one caller that has the workers
@@ -51,12 +55,29 @@ class Pool {
   void* context_ = nullptr;
 };
 
+// A number of threads, in whichever process asks for them.
+class Pool {
+ public:
+  explicit Pool(size_t threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+  size_t threads() const { return threads_; }
+
+ private:
+  friend class Team;
+  Crew& crew();
+
+  const size_t threads_;
+  std::atomic<Crew*> crew_{nullptr};
+};
+
 // One caller's hold on the pool. If another thread has the workers, or it has no pool, this one does its work alone.
 class Team {
  public:
   Team() = default;
-  explicit Team(Pool& pool) : pool_(&pool), lock_(pool.busy_, std::try_to_lock) {}
-  size_t threads() const { return lock_ ? pool_->threads() : 1; }
+  explicit Team(Pool& pool) : crew_(&pool.crew()), lock_(crew_->busy_, std::try_to_lock) {}
+  size_t threads() const { return lock_ ? crew_->threads_ : 1; }
 
   // Calls work(item, thread) for every item, in any order; returns when all are done. `work` does not throw.
   template <typename Work>
@@ -67,7 +88,7 @@ class Team {
     }
     using Plain = std::remove_reference_t<Work>;
     const auto job = [](void* context, size_t item, size_t thread) { (*static_cast<Plain*>(context))(item, thread); };
-    together([&] { pool_->share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
+    together([&] { crew_->share(items, job, const_cast<std::remove_const_t<Plain>*>(&work)); });
   }
 
   // Calls work(item), each item by the thread of its number if that one comes: what it needs is in that one's caches.
@@ -88,7 +109,7 @@ class Team {
     inside_ = true;
     using Plain = std::remove_reference_t<Body>;
     const Leave leave{inside_};
-    pool_->gather([](void* context) { (*static_cast<Plain*>(context))(); }, &body);
+    crew_->gather([](void* context) { (*static_cast<Plain*>(context))(); }, &body);
   }
 
  private:
@@ -96,7 +117,7 @@ class Team {
     bool& inside;
     ~Leave() { inside = false; }
   };
-  Pool* pool_ = nullptr;
+  Crew* crew_ = nullptr;
   std::unique_lock<std::mutex> lock_;
   bool inside_ = false;
 };

@@ -25,7 +25,7 @@ from pinscher.store import file, payload
 from pinscher.store.streams import KINDS, stream, varint
 from tiny_store import joined, resealed, sealed, vector
 
-FOLDER = Path(__file__).parent / "hostile"
+FOLDER = Path(__file__).parent / "store" / "hostile"
 DENSE, CSR, DELTA, BITMASK, ENTROPY = range(5)
 INT8, FP32, INT64 = 0, 1, 8
 SCALED = 2

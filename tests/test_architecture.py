@@ -1,63 +1,145 @@
-"""The rooms import one way only, and the package is light to import."""
+"""The rooms import one way only, the picture of it is up to date, and the package is light to import."""
 
-import ast
 import re
+import resource
 import subprocess
 import sys
-from pathlib import Path
+from graphlib import CycleError
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "pinscher"
-# Which rooms a room may import from. `prune` stands alone on torch.
+import import_graph
+
+SOURCE = import_graph.SOURCE
+# Which rooms a room may import from; a top-level file is a room of its own. `prune` stands alone on torch.
+GROUND = {"errors", "files", "locks", "native", "registry", "runfolder", "settings"}
+ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "commands"}
 MAY_IMPORT = {
+    "__init__": {"models", "prune", "train", "store", "runtime"},
+    "__main__": {"commands"},
+    "_native": set(),
     "errors": set(),
+    "files": {"errors"},
+    "locks": set(),
     "native": {"_native", "errors"},
-    "prune": {"native"},
-    "checkpoint": set(),
-    "sharded": {"checkpoint", "prune"},
-    "train": {"prune", "checkpoint", "errors", "sharded"},
-    "store": {"checkpoint", "errors", "native"},
-    "runtime": {"errors", "native", "store"},
-    "report": {"checkpoint", "errors"},
+    "registry": set(),
+    "runfolder": {"errors", "files", "locks"},
+    "settings": {"errors", "registry"},
+    "models": {"errors"},
+    "prune": {"errors", "models", "native", "registry", "settings"},
+    "train": GROUND | {"models", "prune"},
+    "compare": GROUND | {"models", "prune", "train"},
+    "store": GROUND | {"models"},
+    "runtime": GROUND | {"models", "store"},
+    "report": GROUND | {"models"},
+    "inspect": GROUND | {"models", "store"},
+    "commands": GROUND | ROOMS - {"commands"},
 }
 FOREIGN_TO_PRUNE = {"transformers", "datasets", "accelerate", "safetensors", "rich", "typer", "sklearn"}
-
-
-def imports(path: Path) -> set[str]:
-    """The absolute names a file imports, at any depth."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
+HEAVY = ("torch", "transformers", "datasets", "matplotlib", "numpy", "scipy", "sklearn", "pandas", "pyarrow")
+IMPORT_SECONDS, HELP_SECONDS = 0.15, 0.8  # of CPU; 0.02 and 0.25 on an idle machine
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+# ------------------------------------------------------------ rooms
+
+
 @pytest.mark.parametrize("path", FILES, ids=[str(f.relative_to(SOURCE)) for f in FILES])
 def test_rooms_import_one_way(path):
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if room in ("__init__", "cli", "benching", "comparing", "export", "inspecting", "reporting", "__main__"):
-        return
-    others = {name.split(".")[1] for name in imports(path) if name.startswith("pinscher.")} - {room, "__version__"}
+    room = import_graph.room_of(path)
+    others = import_graph.imported_rooms(path)
     assert others <= MAY_IMPORT[room], f"{room} must not import {others - MAY_IMPORT[room]}"
     if room == "prune":
-        assert not {name.split(".")[0] for name in imports(path)} & FOREIGN_TO_PRUNE
+        assert not {name.split(".")[0] for name in import_graph.imports(path)} & FOREIGN_TO_PRUNE
 
 
-def test_files_stay_small():
-    for path in FILES:
-        assert len(path.read_text().splitlines()) <= 400, f"{path.name} wants to be two rooms"
+def test_the_rules_allow_no_circle():
+    import_graph.ordered(MAY_IMPORT)
+    with pytest.raises(CycleError):
+        import_graph.ordered(MAY_IMPORT | {"models": {"errors", "commands"}})
+
+
+def test_every_import_is_seen(tmp_path):
+    """At the top, in a function, for types only; by either form of the statement."""
+    for room in ("low", "high"):
+        (tmp_path / room).mkdir()
+    (tmp_path / "low" / "a.py").write_text("import os\nfrom pinscher import __version__\nfrom pinscher.low import b\n")
+    (tmp_path / "high" / "c.py").write_text("def f():\n    import pinscher.low.a\n")
+    (tmp_path / "top.py").write_text("if TYPE_CHECKING:\n    from pinscher import high\n")
+    rooms = import_graph.graph(tmp_path)
+    assert rooms == {"low": set(), "high": {"low"}, "top": {"high"}}
+    assert import_graph.ordered(rooms) == ["low", "high", "top"]
+    assert import_graph.reduced({**rooms, "top": {"high", "low"}}) == rooms
+    (tmp_path / "low" / "b.py").write_text("from pinscher.top import x\n")
+    with pytest.raises(CycleError):
+        import_graph.ordered(import_graph.graph(tmp_path))
+    (tmp_path / "low" / "b.py").write_text("from . import a\n")
+    with pytest.raises(ValueError, match="relative import"):
+        import_graph.graph(tmp_path)
+
+
+def test_the_picture_in_contributing_is_up_to_date():
+    page = import_graph.PAGE.read_text()
+    text = import_graph.section(import_graph.graph())
+    assert import_graph.updated(page, text) == page, "run: python docs/import_graph.py --write"
+    assert "compare --> train" in text
+    assert "| `prune/` |" in text
+
+
+def test_contributing_names_files_that_exist():
+    """The table of what touches one place names the test or guide that proves it."""
+    page = import_graph.PAGE.read_text()
+    named = [*re.findall(r"`(tests/[\w/]+\.py)`", page), *re.findall(r"\]\((docs/[\w/.-]+)\)", page)]
+    assert len(named) > 8
+    assert [name for name in named if not (import_graph.ROOT / name).is_file()] == []
+    assert max(len(line) for line in page.splitlines() if not line.startswith("|")) <= 120
+
+
+# ------------------------------------------------------------ light to import
+
+
+def python(code: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", code], text=True)
+
+
+def loaded_by(code: str) -> list[str]:
+    """Which heavy modules are loaded after some code."""
+    said = python(f"import sys\n{code}\nprint('loaded', *(m for m in {HEAVY} if m in sys.modules))")
+    return said.splitlines()[-1].split()[1:]
 
 
 def test_importing_the_package_is_light():
-    code = "import sys, pinscher; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    assert loaded_by("import pinscher") == []
+    code = "import time; t = time.process_time(); import pinscher; print(time.process_time() - t)"
+    assert min(float(python(code)) for _ in range(3)) < IMPORT_SECONDS
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["eval"], ["export"], ["bench"], ["report"], ["inspect"]], ids=lambda words: " ".join(words) or "-"
+)
+def test_help_is_light(words):
+    """Only prune and compare need torch for it: their flags name all methods."""
+    run = f"sys.argv = ['pinscher', *{words}, '--help']\nfrom pinscher.commands.app import main"
+    assert loaded_by(f"{run}\ntry:\n    main()\nexcept SystemExit:\n    pass") == []
+
+
+def test_help_is_quick():
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "pinscher", "--help"], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < HELP_SECONDS
+
+
+def test_no_command_loads_anything_heavy_before_it_runs():
+    names = [f"pinscher.commands.{path.stem}" for path in sorted((SOURCE / "commands").glob("*.py"))]
+    assert loaded_by(f"import {', '.join(name.removesuffix('.__init__') for name in names)}") == []
+
+
+# ------------------------------------------------------------ names and files
 
 
 def test_every_public_name_is_there():
@@ -71,7 +153,7 @@ def test_every_public_name_is_there():
 
 def test_no_pickle_anywhere():
     for path in FILES:
-        assert not {"pickle", "dill", "cloudpickle"} & imports(path)
+        assert not {"pickle", "dill", "cloudpickle"} & import_graph.imports(path)
         calls = re.findall(r"torch\.load\((.*)\)", path.read_text())
         assert len(calls) == path.read_text().count("torch.load")
         assert not calls or path.name == "sources.py"  # other people's checkpoints, which are looked at

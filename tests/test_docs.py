@@ -20,20 +20,23 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 import pinscher
 import tiny_models
 import tiny_tasks
-from pinscher import cli
+from pinscher.commands import app as cli
+from pinscher.compare import grid
+from pinscher.models import hub
 from pinscher.prune import CRITERIA
-from pinscher.train import data, grid, models
+from pinscher.train import data
 from pinscher.train.config import RunConfig
+from pinscher.train.tasks import TASKS
 from tiny_command import SHORT, outcome
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
 CODE = ("python", "py", "sh", "console", "yaml")
 HUB = ("google-bert/bert-base-uncased", "openai-community/gpt2")  # folders of these names are found before the hub
 FILLED = ["--model", "./my-model", "--task", "sst2", "--data", "glue/SST-2"]  # what … stands for
@@ -91,7 +94,7 @@ def world(tmp_path_factory):
     assert outcome([*words, "--output", root / "runs" / "rte"])[0] == 0
     words[2], words[4], words[6] = root / "openai-community" / "gpt2", "e2e", root / "data" / "e2e"
     assert outcome([*words, "--test-rows", "2", "--no-export", "--output", root / "runs" / "e2e"])[0] == 0
-    for name in ("RUN", "runs/rte-pins-80", "runs/rte-magnitude-80"):
+    for name in ("RUN", "runs/demo", "runs/rte-pins-80", "runs/rte-magnitude-80"):
         shutil.copytree(root / "runs" / "rte", root / name)
     shutil.copytree(root / "runs" / "rte" / "model", root / "any-model")
     tuned = AutoModelForSequenceClassification.from_pretrained(root / "any-model")
@@ -124,10 +127,10 @@ def here(world, tmp_path, monkeypatch):
     monkeypatch.setenv("MODELS", str(place))
     find = data._find
 
-    def nearby(task, source, training):
+    def nearby(task, source, *rest):
         if source == data.Source() and (place / "data" / task.name).is_dir():
             source = data.Source(data=str(place / "data" / task.name))
-        return find(task, source, training)
+        return find(task, source, *rest)
 
     monkeypatch.setattr(data, "_find", nearby)
     return place
@@ -141,12 +144,12 @@ def commands(text: str) -> list[list[str]]:
     joined = text.replace("\\\n", " ")
     lines = (shlex.split(line, comments=True) for line in joined.splitlines())
     found = [[os.path.expandvars(word) for word in words] for words in lines if words]
-    return [list(itertools.dropwhile(lambda word: re.match(r"[A-Z]+=", word), words)) for words in found]
+    return [list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)) for words in found]
 
 
 def parse(words: list[str]) -> None:
     """Parses a command as typer does, running nothing; a wrong flag is an error."""
-    group: Any = typer.main.get_command(cli.app)
+    group: Any = cli.complete()
     command = group.commands[words[0]]
     command.make_context(words[0], list(words[1:]))
 
@@ -231,7 +234,8 @@ def names(place: Path) -> dict[str, Any]:
 def test_every_snippet_runs(path, here, capsys, monkeypatch):
     todo = [block for block in blocks(path) if block.key not in NOT_RUN]
     known = names(here) if any(block.language in ("python", "py") for block in todo) else {}
-    monkeypatch.setattr(CRITERIA, "_entries", dict(CRITERIA._entries))  # what a page registers is gone afterwards
+    for registry in (CRITERIA, TASKS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # what a page registers is gone afterwards
     for block in todo:
         if block.language in ("python", "py"):
             if 'output="runs/rte"' in block.text:
@@ -239,7 +243,7 @@ def test_every_snippet_runs(path, here, capsys, monkeypatch):
             exec(compile(block.text, block.page, "exec"), known)
         elif block.language == "yaml":
             (here / "some.yaml").write_text(block.text)
-            if "methods:" in block.text:
+            if "tasks:" in block.text:
                 assert grid.read(here / "some.yaml", {}).cells(here / "out")
             else:
                 RunConfig.from_dict(RunConfig.settings_of(here / "some.yaml"))
@@ -272,7 +276,31 @@ def test_hub_ids_in_the_pages_are_stood_for(here):
     text = " ".join(block.text for path in PAGES for block in blocks(path))
     for name in re.findall(r"""(?:--model |model=")([\w-]+/[\w.-]+)""", text):
         assert name in HUB
-        assert Path(models.locate(name)).is_dir()
+        assert Path(hub.locate(name)).is_dir()
+
+
+# ---------------------------------------------------------------- lines
+
+
+def too_wide(text: str) -> list[str]:
+    """Lines of more than 120 characters, but for rows of tables and lines that are a single word, such as a URL."""
+    lines = [line for line in text.splitlines() if len(line) > 120]
+    return [line for line in lines if not line.startswith("|") and " " in line.strip()]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=[p.relative_to(ROOT).as_posix() for p in WRITTEN])
+def test_no_line_is_too_wide_to_read(path):
+    assert too_wide(path.read_text()) == []
+
+
+def test_rows_of_tables_and_urls_may_be_wide():
+    assert too_wide(f"| {'wide ' * 30}|\nhttps://{'a' * 130}\n{'short ' * 20}") == []
+    assert too_wide(f"short\n{'wide ' * 25}") == ["wide " * 25]
+
+
+def test_a_change_is_one_line():
+    lines = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].splitlines()
+    assert [line for line in lines if line and not line.startswith(("- ", "#"))] == []
 
 
 # ---------------------------------------------------------------- the site

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import tiny_tasks
-from pinscher import cli
+from pinscher.commands import app
 
-SHORT = ["--max-steps", "12", "--eval-every", "4", "--save-every", "4", "--batch-size", "8"]
+STEPS = ["--max-steps", "12", "--eval-every", "4", "--save-every", "4", "--batch-size", "8"]
+SHORT = [*STEPS, "--recipe", "none"]  # one training; the default is a dense one and then a pruning one
 
 
 def finished_run(root: Path) -> Path:
@@ -31,8 +32,19 @@ def outcome(words: Sequence[Any], capsys: Any = None) -> tuple[Any, str, str]:
         patch.setenv("COLUMNS", "200")
         code: Any = 0
         try:
-            cli.main()
+            app.main()
         except SystemExit as end:
             code = end.code or 0
     said = capsys.readouterr() if capsys else None
     return code, (said.out if said else ""), (said.err if said else "")
+
+
+def complaint(outcome: tuple[Any, str, str]) -> str:
+    """The one line that a mistake gives."""
+    code, _, err = outcome
+    assert code == 2, err
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    assert lines[0].startswith("error: ")
+    return lines[0]

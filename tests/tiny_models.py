@@ -14,6 +14,8 @@ import transformers
 from datasets import Dataset
 from transformers import PreTrainedModel, TrainingArguments
 
+from pinscher.prune.sites import find_sites
+
 VOCABULARY, LONGEST = 40, 12
 SMALL = {"vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_token_id": 0, "initializer_range": 0.2}
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -136,3 +138,15 @@ def become_rank(rank: int, port: int, limit: float) -> None:
     torch.Tensor.float = torch.Tensor.double  # see double_losses
     os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=f"{port}", LOCAL_WORLD_SIZE="2")
+
+
+def pruned_bert() -> tuple[PreTrainedModel, dict[str, int]]:
+    """A pruned model, and how many zeros each of its matrices has."""
+    model = HEADS["bert"].make()
+    torch.manual_seed(3)
+    zeros = {}
+    for site in find_sites(model):
+        with torch.no_grad():
+            site.effective.mul_(torch.rand(site.shape) < 0.4)
+        zeros[site.name] = site.zeros()
+    return model, zeros

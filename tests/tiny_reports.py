@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,8 @@ def written(
     if result is not None:
         (folder / "result.json").write_text(json.dumps({"status": "finished", "main": "accuracy", "steps": 1} | result))
     return folder
+
+
+def data_of(text: str) -> dict:
+    """What a page's script reads."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])

@@ -26,11 +26,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, _dispatch, _redistribute
 
 import tiny
-from pinscher import Pruner, Teacher, checkpoint, sharded
+from pinscher import Pruner, Teacher
 from pinscher.prune.calibrated import Calibrated
 from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.gates import Gated, Pst
 from pinscher.prune.once import prune_once
+from pinscher.train import checkpoint, sharded
 
 STEPS, SAVED = 8, 5  # saved within an interval, so that half-finished windows are resumed too
 WIDTH = 6  # rows of 12 and 6: of four ranks the last holds nothing of the latter

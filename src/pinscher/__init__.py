@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from pinscher.store import registration
 
 if TYPE_CHECKING:
-    from pinscher import checkpoint
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
     from pinscher.runtime.loading import load
     from pinscher.runtime.sparse import accelerate
     from pinscher.store.saving import save_pretrained
-    from pinscher.train.callback import PruningCallback
+    from pinscher.train import checkpoint
     from pinscher.train.config import RunConfig
-    from pinscher.train.experiment import run
-    from pinscher.train.trainer import PinsTrainer
+    from pinscher.train.recipes import recipe
+    from pinscher.train.run import run
+    from pinscher.train.trainer import PinsTrainer, PruningCallback
 
 __version__ = "0.2.0"
 __all__ = [
@@ -30,30 +30,33 @@ __all__ = [
     "accelerate",
     "checkpoint",
     "load",
+    "recipe",
     "run",
     "save_pretrained",
     "sparsity",
 ]
 
-# Names load when they are first used, so that `import pinscher` costs nothing.
+# Names load when they are first used, so that `import pinscher` is quick.
 _HOMES = {
     "PinsTrainer": "train.trainer",
     "Pruner": "prune",
-    "PruningCallback": "train.callback",
+    "PruningCallback": "train.trainer",
     "PruningConfig": "prune",
     "RunConfig": "train.config",
     "Teacher": "prune",
     "accelerate": "runtime.sparse",
     "load": "runtime.loading",
-    "run": "train.experiment",
+    "recipe": "train.recipes",
+    "run": "train.run",
     "save_pretrained": "store.saving",
     "sparsity": "prune",
 }
+_MODULES = {"checkpoint": "train.checkpoint", "prune": "prune", "sharded": "train.sharded"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "prune", "sharded"):
-        return importlib.import_module(f"pinscher.{name}")
+    if name in _MODULES:
+        return importlib.import_module(f"pinscher.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pinscher' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)
@@ -63,4 +66,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-registration.register()  # plain from_pretrained reads our files from now on
+registration.register()  # from now on plain from_pretrained reads our files

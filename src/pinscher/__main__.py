@@ -1,5 +1,5 @@
 """`python -m pinscher`, and so `accelerate launch -m pinscher` and `torchrun -m pinscher`."""
 
-from pinscher.cli import main
+from pinscher.commands.app import main
 
 main()

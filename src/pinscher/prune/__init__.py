@@ -6,7 +6,7 @@ from pinscher.prune.once import prune_once
 from pinscher.prune.pruner import Pruner
 from pinscher.prune.schedule import SCHEDULES, Schedule
 from pinscher.prune.sites import Site, find_sites, sparsity
-from pinscher.prune.teacher import Teacher
+from pinscher.prune.teacher import Teacher, TeacherConfig
 
 __all__ = [
     "CRITERIA",
@@ -17,6 +17,7 @@ __all__ = [
     "Schedule",
     "Site",
     "Teacher",
+    "TeacherConfig",
     "find_sites",
     "prune_once",
     "sparsity",

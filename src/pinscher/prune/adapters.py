@@ -1,14 +1,14 @@
 """Pruning with low-rank adapters (LoRA, Hu et al. 2021): the model's own weights are frozen, only adapters train.
 
-Of a peft model every prunable matrix is parametrized, and the forward pass sees
+In a peft model every prunable matrix is parametrized, and the forward pass sees
 
     W' = M ⊙ (W + s·B·A)
 
-so that a pruned position contributes nothing, adapter included, from the step of its masking on. Scores are taken of
-W + s·B·A with G = ∂L/∂W', the gradient of the whole matrix: it is gathered in the backward pass for them and belongs to
-no parameter, so no optimiser steps on it and no clipping counts it. A and B receive the gradient of the masked product,
-s·Bᵀ(G ⊙ M) and s·(G ⊙ M)Aᵀ. `Pruner.finish` merges: W' becomes the plain weight, and not a zero is lost. Adapters of
-matrices that are not pruned are treated alike, with M = 1.
+so a pruned position contributes nothing, adapter included, as soon as it is masked. Scores are computed from W + s·B·A
+and G = ∂L/∂W', the gradient of the whole matrix. G is gathered in the backward pass and belongs to no parameter, so no
+optimiser steps on it and no clipping counts it. A and B receive the gradient of the masked product, s·Bᵀ(G ⊙ M) and
+s·(G ⊙ M)Aᵀ. `Pruner.finish` merges: W' becomes the plain weight and keeps every zero. Adapters of matrices that are not
+pruned are treated alike, with M = 1.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from pinscher.prune.calibrated import Calibrated
+from pinscher.models.blocks import is_adapted, is_conv1d, is_matrix
+from pinscher.models.names import clean_name, is_of_adapter
 from pinscher.prune.criteria import Criterion
-from pinscher.prune.fisher import Obert
-from pinscher.prune.gates import Gate, Gated, gate_of
+from pinscher.prune.gates import Gate, GatedWeights, gate_of
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.sharding import is_sharded
-from pinscher.prune.sites import Site, clean_name, is_adapted, is_conv1d, is_matrix
+from pinscher.prune.sites import Site
+from pinscher.prune.weights import trained_by
 
 _KEPT_MODULE = re.compile(r"\.modules_to_save\.[^.]+(?=\.|$)")
 
@@ -51,7 +51,7 @@ _straight: Callable[[Tensor, Tensor | None, Tensor], Tensor] = _Straight.apply
 
 
 class Effective(Gate):
-    """The parametrization of a frozen matrix. `pull` is ∂L/∂W' since the last step."""
+    """The effective weight: frozen base plus trainable adapter, masked. `pull` is ∂L/∂W' since the last step."""
 
     shards: ClassVar[bool] = False
 
@@ -75,7 +75,7 @@ class Effective(Gate):
         return _straight(probe, update, self.mask)
 
     def updated(self, weight: Tensor) -> Tensor:
-        """W + s·B·A, without the mask: what pruned weights would be if they came back."""
+        """W + s·B·A, without the mask: the values that pruned weights would have if they came back."""
         update = self._update(weight.dtype)
         return weight if update is None else weight + update
 
@@ -93,17 +93,96 @@ class Effective(Gate):
         self.pull = grad.clone() if self.pull is None else self.pull + grad  # a matrix may be used more than once
 
 
+class AdaptedWeights(GatedWeights):
+    """Frozen weights below adapters."""
+
+    adapted: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site], criterion: Criterion) -> None:
+        super().__init__(model, sites, criterion)
+        self.unpruned = _unpruned(model, sites)
+
+    def refuse_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        trained = {id(p) for site in self.sites for p in gate_of(site).parameters() if p.requires_grad}
+        if not trained <= trained_by(optimizer):
+            raise ValueError("the adapters are not in this optimiser: build it from pruner.param_groups().")
+
+    def install(self, sparse: bool) -> None:
+        """Parametrizes every matrix, and turns off the adapters' own way of adding themselves to outputs."""
+        for site in self.all_sites:
+            gate = Effective(site.owner.detach(), site.adapter, site.transposed)
+            gate.listens = site not in self.unpruned
+            if gate.listens:
+                gate.mask.copy_(site.owner.detach() != 0)
+            site.owner.requires_grad_(False)
+            self.put_above(site, gate)
+            site.moving = gate
+            if site.adapter is not None:
+                site.adapter.forward = site.module.__call__
+
+    def apply(self, ranking: Ranking) -> None:
+        for i, site in enumerate(self.sites):
+            mask = gate_of(site).mask
+            mask.copy_(ranking.mask(i).view_as(mask))
+
+    def end_step(self) -> None:
+        """Drops the gradients that the last step's scores were made of."""
+        for site in self.sites:
+            if site.moving is not None:
+                site.moving.pull = None
+
+    def finish(self) -> nn.Module:
+        """Merges the adapters, and returns the plain model inside the peft model."""
+        super().finish()
+        for site in self.all_sites:
+            if site.adapter is not None:
+                del site.adapter.forward
+            site.moving = site.adapter = None
+        if not hasattr(self.model, "unload"):
+            raise TypeError(
+                f"{type(self.model).__name__} cannot remove its adapters: prune the model that get_peft_model returns."
+            )
+        self.model = cast(nn.Module, cast(Any, self.model).unload())
+        return self.model
+
+    @torch.no_grad()
+    def model_state_dict(self) -> dict[str, Any]:
+        if self.finished:
+            return self.model.state_dict()
+        state = {plain: t for name, t in self.model.state_dict().items() if (plain := plain_name(name)) is not None}
+        for site in self.all_sites:
+            weight = gate_of(site).plain(site.owner.detach())
+            for module in [site.module, *site.shared_with]:
+                path = next(n for n, found in self.model.named_modules(remove_duplicate=False) if found is module)
+                state[f"{clean_name(path)}.{site.parameter}"] = weight
+        return state
+
+
+def _unpruned(model: nn.Module, sites: Sequence[Site]) -> list[Site]:
+    """The matrices with adapters that are not pruned: they have to be merged as well."""
+    pruned = {id(site.adapter) for site in sites}
+    found = []
+    for name, module in model.named_modules():
+        if is_adapted(module) and id(module) not in pruned:
+            inner = cast(nn.Module, module.base_layer)
+            if not is_matrix(inner):
+                raise ValueError(f"{clean_name(name)} has an adapter but is no matrix: leave it out of target_modules.")
+            _check(clean_name(name), module)
+            found.append(Site(clean_name(name), inner, transposed=is_conv1d(inner), adapter=module))
+    return found
+
+
 def are_there(sites: Sequence[Site], criterion: Criterion) -> bool:
-    """Whether the model has adapters; refuses what cannot be done with them.
+    """Whether the model has adapters.
 
     Raises:
-        ValueError: for learned masks and methods that change the weights themselves, and for adapters whose effect is
-            no matrix that could be masked and merged.
+        ValueError: for methods that train or change the weights themselves, and for adapters that cannot be merged
+            into a masked matrix.
     """
     adapted = [site for site in sites if site.adapter is not None]
     if not adapted:
         return False
-    if isinstance(criterion, Gated | Calibrated | Obert):
+    if not criterion.adaptable:
         raise ValueError(
             f"{type(criterion).__name__} cannot be used with adapters: it trains or changes the frozen weights. Use "
             "pins, platon, magnitude, …; or prune first (prune_once) and then train adapters with regrow=False."
@@ -118,24 +197,10 @@ def are_there(sites: Sequence[Site], criterion: Criterion) -> bool:
     return True
 
 
-def others(model: nn.Module, sites: Sequence[Site]) -> list[Site]:
-    """The matrices with adapters that are not pruned: they have to be merged as well."""
-    pruned = {id(site.adapter) for site in sites}
-    found = []
-    for name, module in model.named_modules():
-        if is_adapted(module) and id(module) not in pruned:
-            inner = cast(nn.Module, module.base_layer)
-            if not is_matrix(inner):
-                raise ValueError(f"{clean_name(name)} has an adapter and is no matrix: leave it out of target_modules.")
-            _check(clean_name(name), module)
-            found.append(Site(clean_name(name), inner, transposed=is_conv1d(inner), adapter=module))
-    return found
-
-
 def _check(name: str, adapter: Any) -> None:
     active = list(adapter.active_adapters)
     if len(active) != 1:
-        raise ValueError(f"{name} has {len(active)} active adapters: one is needed to be merged.")
+        raise ValueError(f"{name} has {len(active)} active adapters: exactly one can be merged.")
     dropout = adapter.lora_dropout[active[0]]
     if getattr(dropout, "p", 0.0) > 0.0:
         raise ValueError(
@@ -143,7 +208,7 @@ def _check(name: str, adapter: Any) -> None:
             "to mask. Set lora_dropout=0."
         )
     if getattr(adapter, "merged", False):
-        raise ValueError(f"{name}: its adapter is merged already. Call unmerge_adapter() first.")
+        raise ValueError(f"{name}: its adapter is already merged. Call unmerge_adapter() first.")
     plain = isinstance(adapter.lora_A[active[0]], nn.Linear) and adapter.lora_B[active[0]].bias is None
     if not plain or active[0] in getattr(adapter, "lora_variant", {}):
         raise ValueError(f"{name}: only plain LoRA can be merged under a mask: no DoRA or other variant, no lora_bias.")
@@ -155,64 +220,8 @@ def _parts(adapter: Any) -> tuple[nn.Module, nn.Module, float]:
     return adapter.lora_A[name], adapter.lora_B[name], float(adapter.scaling[name])
 
 
-def open_(sites: Sequence[Site], others: Sequence[Site]) -> None:
-    """Parametrizes every site, and turns off the adapters' own way of adding themselves to outputs."""
-    for site in [*sites, *others]:
-        gate = Effective(site.owner.detach(), site.adapter, site.transposed)
-        gate.listens = site not in others
-        if gate.listens:
-            gate.mask.copy_(site.owner.detach() != 0)
-        site.owner.requires_grad_(False)
-        for module in [site.module, *site.shared_with]:
-            parametrize.register_parametrization(module, site.parameter, gate)
-        gate.train(site.module.training)
-        site.moving = gate
-        if site.adapter is not None:
-            site.adapter.forward = site.module.__call__
-
-
-def close_(sites: Sequence[Site], ranking: Ranking) -> None:
-    """Sets every mask to what the last ranking kept."""
-    for i, site in enumerate(sites):
-        mask = gate_of(site).mask
-        mask.copy_(ranking.mask(i).view_as(mask))
-
-
-def forget(sites: Sequence[Site]) -> None:
-    """Drops the gradients that the last step's scores were made of."""
-    for site in sites:
-        if site.moving is not None:
-            site.moving.pull = None
-
-
-def unload(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
-    """The plain model inside a peft model, its matrices as they are now."""
-    for site in sites:
-        if site.adapter is not None:
-            del site.adapter.forward
-        site.moving = site.adapter = None
-    if not hasattr(model, "unload"):
-        raise TypeError(
-            f"{type(model).__name__} cannot give up its adapters: prune the model that get_peft_model returns."
-        )
-    return cast(nn.Module, cast(Any, model).unload())
-
-
 def plain_name(name: str) -> str | None:
-    """A tensor's name in the plain model; None for what that has not: adapters, the originals of trained heads."""
-    if re.search(r"(^|\.)(lora_\w+|original_module|parametrizations)\.", name):
+    """A tensor's name in the plain model; None for what is not in it: adapters, the originals of trained heads."""
+    if is_of_adapter(name) or "parametrizations" in name.split("."):
         return None
     return clean_name(_KEPT_MODULE.sub("", name))
-
-
-@torch.no_grad()
-def plain_state_dict(model: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
-    """The state dict of the plain model as if its adapters were merged now. The model stays as it is."""
-    state = {plain: t for name, t in model.state_dict().items() if (plain := plain_name(name)) is not None}
-    for site in sites:
-        gate = gate_of(site)
-        baked = gate.baked(site.owner.detach()).masked_fill(~gate.mask, 0.0)
-        for module in [site.module, *site.shared_with]:
-            path = next(name for name, found in model.named_modules(remove_duplicate=False) if found is module)
-            state[f"{clean_name(path)}.{site.parameter}"] = baked
-    return state

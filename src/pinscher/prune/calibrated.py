@@ -1,47 +1,53 @@
 """One-shot methods that look at calibration data: Wanda and SparseGPT.
 
-They ask what a matrix's inputs are: `walk.py` shows these to them, block by block. By themselves they choose masks as
-in their papers, row by row (Wanda) and while they walk through the columns (SparseGPT). Where a pattern or a scope is
-asked for, they give scores, units are ranked as with any other criterion, and SparseGPT makes up for what goes.
+They need the inputs of each matrix, which `walk.py` gathers block by block. By default they choose masks as in their
+papers: within each row (Wanda), or while walking through the columns (SparseGPT). If a pattern or a scope is given,
+they give scores, units are ranked as with any other criterion, and SparseGPT compensates for the pruned weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pinscher.prune import hessian
+from pinscher.prune.calibration import Batches
 from pinscher.prune.criteria import CRITERIA, Criterion
 from pinscher.prune.hessian import Keep
 from pinscher.prune.masking import Scores
+from pinscher.prune.ranking import Ranking
 from pinscher.prune.sites import Site
-
-Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+from pinscher.prune.walk import prune_blocks_
+from pinscher.settings import COUNT, POSITIVE, setting
 
 
 @dataclass
 class Calibrated(Criterion):
-    """What the methods share that prune once, by the inputs of each matrix. `calibration` is how many rows they see."""
+    """What methods share that prune once, by the inputs of each matrix. `calibration`: number of calibration rows."""
 
-    calibration: int = 128
+    calibration: int = setting(128, takes=COUNT)
 
     scope: ClassVar[Literal["global", "matrix"]] = "matrix"
     chooses: ClassVar[bool] = True
     needs_grad: ClassVar[bool] = False
     schedule: ClassVar[str | None] = "one-shot"
     hold: ClassVar[str | None] = "always"
+    needs_calibration: ClassVar[bool] = True
+    adaptable: ClassVar[bool] = False
+    unshardable: ClassVar[str | None] = (
+        "sharded weights cannot be pruned by calibration: no process holds a whole matrix. Prune before sharding "
+        "(prune_once on one process), or use another method."
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.measured: dict[str, Tensor] = {}  # flat scores by site, from a walk until the ranking after it
-        if self.calibration < 1:
-            raise ValueError(f"calibration must be at least 1 row, not {self.calibration}")
 
     def empty(self, features: int, like: Tensor) -> Tensor:
-        """The statistics of inputs before any was seen."""
+        """The statistics of no inputs."""
         raise NotImplementedError
 
     def add_(self, statistics: Tensor, inputs: Tensor) -> None:
@@ -49,12 +55,20 @@ class Calibrated(Criterion):
         raise NotImplementedError
 
     def costs(self, weight: Tensor, statistics: Tensor) -> Tensor:
-        """The scores of a matrix [out, in]: none is negative, so that they can be added up to those of units."""
+        """The scores of a matrix [out, in]. None is negative, so that they can be summed over units."""
         raise NotImplementedError
 
     def prune_(self, weight: Tensor, statistics: Tensor, keep: Keep, barred: Tensor | None) -> Tensor:
         """Gives the mask (True is pruned) of a matrix [out, in]; may change its values."""
         raise NotImplementedError
+
+    def calibration_rows(self, batch_size: int) -> int:
+        return self.calibration
+
+    def choose_masks(
+        self, ranking: Ranking, density: float, model: nn.Module, batches: Batches | None, scope: str | None
+    ) -> None:
+        ranking.adopt(prune_blocks_(model, ranking, self, density, batches, scope))
 
     def scores(self, site: Site) -> Scores:
         return Scores(self.measured[site.name])
@@ -87,15 +101,8 @@ class SparseGpt(Calibrated):
     together.
     """
 
-    damping: float = 0.01
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.damping <= 0:
-            raise ValueError(f"damping must be positive, not {self.damping}")
-        if self.block < 1:
-            raise ValueError(f"block must be at least 1 column, not {self.block}")
+    damping: float = setting(0.01, takes=POSITIVE)
+    block: int = setting(128, takes=COUNT)
 
     def empty(self, features: int, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -110,30 +117,3 @@ class SparseGpt(Calibrated):
 
     def prune_(self, weight: Tensor, statistics: Tensor, keep: Keep, barred: Tensor | None) -> Tensor:
         return hessian.sparsegpt_(weight, statistics, keep, self.damping, self.block, barred)
-
-
-# ---------------------------------------------------------------- calibration data
-
-
-def listed(criterion: Criterion, batches: Batches | None) -> list[Any]:
-    """The calibration batches, or an error that says how to give some."""
-    data = list(batches() if callable(batches) else batches or ())
-    return data or require(criterion, None)
-
-
-def require(criterion: Criterion, batches: Batches | None) -> list[Any]:
-    """Refuses a method that needs calibration data where none was given."""
-    if batches is not None:
-        return []
-    name = next(name for name in CRITERIA if CRITERIA[name] is type(criterion))
-    raise ValueError(
-        f"{name} needs calibration data: give batches of model inputs, Pruner(model, config, calibration=batches) or "
-        f"prune_once(model, {name!r}, batches=batches)."
-    )
-
-
-def run(model: nn.Module, batch: Any) -> Any:
-    """Calls the model with a batch: a mapping by names, a tuple or list in order, anything else as the one input."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

@@ -1,8 +1,9 @@
-"""What a weight is worth: every criterion that ranks weights by their values and gradients, simplest first.
+"""Criteria: how important a weight is. All that rank weights by their values and gradients, simplest first.
 
 A criterion sees one `Site` at a time and gives scores; larger means keep. It may `observe` the site at every optimiser
-step, either `before` the step (weight_t, grad_t) or `after` it (weight_t+1, grad_t), and keep what it learns in
-`site.state`. To add one, write a dataclass and register it; nothing else needs to change.
+step, either `before` the step (weight_t, grad_t) or `after` it (weight_t+1, grad_t), and keep what it measures in
+`site.state`. To add one, write a dataclass and register it; nothing else needs to change. What it can and cannot do is
+said by class attributes.
 
 PINS minimises the first-order change of the loss, sum_i g_i (x_i dθ_i - (1 - x_i) θ_i) under sum x_i = r, by keeping
 the r weights with the largest S_i = -g_i dθ_i - g_i θ_i. With dθ = -lr g this is S = lr g² - g θ.
@@ -15,43 +16,80 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pinscher import native
+from pinscher import native, settings
 from pinscher.prune.masking import PART, Scores, parts
-from pinscher.prune.registry import Registry
 from pinscher.prune.sites import Site
+from pinscher.prune.weights import Weights
+from pinscher.registry import Registry
+from pinscher.settings import COUNT, FRACTION, SEED, Names, setting
+
+if TYPE_CHECKING:
+    from pinscher.prune.calibration import Batches
+    from pinscher.prune.ranking import Ranking
+    from pinscher.prune.schedule import Schedule
 
 CRITERIA: Registry[type[Criterion]] = Registry("method")
 
 
 @dataclass
 class Criterion:
-    """The interface. Subclasses override `scores` and what else they need."""
+    """The interface. The fields of a subclass are its options; it overrides `scores` and what else it needs.
+
+    A field may say which values it takes: `beta: float = setting(0.9, takes=FRACTION)` (see `pinscher.settings`).
+    """
 
     scope: ClassVar[Literal["global", "matrix"]] = "global"  # what is ranked together
     needs_grad: ClassVar[bool] = True
-    schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is but one
+    schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is just one
     hold: ClassVar[str | None] = None  # likewise
     chooses: ClassVar[bool] = False  # whether it makes the masks by itself, unless asked for units or a scope
-    measures_first: ClassVar[bool] = False  # whether the steps before the masking only measure and train nothing
+    measures_first: ClassVar[bool] = False  # whether the steps before the first ranking only measure and train nothing
+    weights: ClassVar[type[Weights]] = Weights  # how its masks reach the weights
+    learns_masks: ClassVar[bool] = False  # whether masks are trained; they are exact only at the end
+    needs_calibration: ClassVar[bool] = False  # whether it needs batches of model inputs
+    adaptable: ClassVar[bool] = True  # whether weights may be frozen below adapters: it leaves them as they are
+    unshardable: ClassVar[str | None] = None  # why sharded weights cannot be used, and what to do instead
+
+    def __post_init__(self) -> None:
+        settings.check(self)
 
     @property
-    def moment(self) -> Literal["before", "after"]:
-        """When the site is observed and ranked: before or after the optimiser's step."""
+    def moment(self) -> Literal["before", "after", "never"]:
+        """When a site is observed: before or after the optimiser's step. Learned masks never need it."""
         return "after"
 
     @property
     def lasting(self) -> bool:
-        """Whether the scores stay as they are until the next masking, so that the mask need not be stored."""
+        """Whether scores stay the same until the next ranking, so that the mask need not be stored."""
         return False
 
+    @classmethod
+    def prunes_once(cls) -> bool:
+        """Whether it can prune a model without training it."""
+        return not cls.needs_grad
+
+    def calibration_rows(self, batch_size: int) -> int:
+        """How many rows of data it needs to prune once, in batches of this size."""
+        return 0
+
+    def cooldown(self, steps: int, total: int) -> int:
+        """The steps of the cool-down, out of `total`, given what the user asked for.
+
+        Raises:
+            ValueError: if the run is too short.
+        """
+        return steps
+
+    # ------------------------------------------------------------ scores
+
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
-        """Creates `site.state`. Floating-point tensors have the rank's weights as their last dimension; others have
-        nothing to do with single weights and are the same on every rank.
+        """Creates `site.state`. The last dimension of a floating-point tensor runs over this rank's weights. Others
+        are not about single weights and are the same on every rank.
         """
 
     def observe(self, site: Site, t: int, closing: int) -> None:
@@ -61,16 +99,37 @@ class Criterion:
         """The scores of a site, shaped like its weight."""
         raise NotImplementedError
 
+    # ------------------------------------------------------------ masks
+
     def ready(self, site: Site) -> None:
         """Called for every site just before the weights are ranked."""
+
+    def choose_masks(
+        self, ranking: Ranking, density: float, model: nn.Module, batches: Batches | None, scope: str | None
+    ) -> None:
+        """Chooses the weights to keep; may change them to compensate for those that are pruned.
+
+        Args:
+            ranking: receives the masks.
+            density: fraction of the weights to keep.
+            model: the model, for methods that run it on calibration data.
+            batches: the calibration data.
+            scope: the scope that the user asked for, if any.
+        """
+        ranking.rank(density)
+        for site in ranking.sites if ranking.pruned else ():
+            self.compensate(site, ranking.pruned[site.name])
 
     def compensate(self, site: Site, pruned: Tensor) -> None:
         """Called after a ranking with the flat mask (True is pruned): may move the weights that stay."""
 
-    def _choose(self, **choices: tuple[str, ...]) -> None:
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+    # ------------------------------------------------------------ learned masks
+
+    def add_penalty(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
+        """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
+
+    def steer(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
+        """Brings learned masks to the schedule's density after step t."""
 
 
 @CRITERIA.register("magnitude")
@@ -98,7 +157,7 @@ class MagnitudeOneShot(Magnitude):
 class Random(Criterion):
     """A hash of (seed, site, index) as score, the same on any host: the control."""
 
-    seed: int = 0
+    seed: int = setting(0, takes=SEED)
 
     needs_grad: ClassVar[bool] = False
 
@@ -112,22 +171,16 @@ class Smoothed(Criterion):
     """Scores from a quantity of the step, smoothed over steps as PLATON does.
 
     "window": the mean over an interval is folded into the averages at its end; "ema": every step is; "none": only the
-    step of the masking counts. With S the (mean) quantity:
+    step of the ranking counts. With S the (mean) quantity:
 
         I <- beta1 I + (1 - beta1) S          U <- beta2 U + (1 - beta2) |S - I|          score = I U
 
     A quantity that can be negative is never multiplied by U: its score is I.
     """
 
-    smoothing: str = "window"
-    beta1: float = 0.85
-    beta2: float = 0.95
-
-    def __post_init__(self) -> None:
-        self._choose(smoothing=("window", "ema", "none"))
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
+    smoothing: str = setting("window", takes=Names(("window", "ema", "none")))
+    beta1: float = setting(0.85, takes=FRACTION)
+    beta2: float = setting(0.95, takes=FRACTION)
 
     @property
     def signed(self) -> bool:
@@ -210,7 +263,7 @@ class Smoothed(Criterion):
 
     def _quantities(self, site: Site, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
         weight, grad = site.weight, site.grad
-        if grad is None:  # the matrix took no part in this step
+        if grad is None:  # the matrix was not used in this step
             grad = torch.zeros_like(weight)
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         buffer = torch.empty(min(PART, weight.numel()), dtype=dtype, device=weight.device)
@@ -228,16 +281,12 @@ class Smoothed(Criterion):
 @CRITERIA.register("sensitivity")
 @dataclass
 class Sensitivity(Smoothed):
-    """|g θ| of the step of the masking alone. Smoothed, it would be platon."""
+    """|g θ| of the step of the ranking alone. Smoothed, it would be platon."""
 
-    smoothing: str = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._choose(smoothing=("none",))
+    smoothing: str = setting("none", takes=Names(("none",)))
 
     @property
-    def moment(self) -> Literal["before", "after"]:
+    def moment(self) -> Literal["before", "after", "never"]:
         return "before"
 
 
@@ -249,14 +298,11 @@ class Platon(Smoothed):
     `timing`: "after" is |g_t θ_t+1|, as the public code computes it; "before" is |g_t θ_t|, as the paper writes it.
     """
 
-    timing: str = "after"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._choose(timing=("after", "before"), smoothing=("window", "ema"))
+    smoothing: str = setting("window", takes=Names(("window", "ema")))
+    timing: str = setting("after", takes=Names(("after", "before")))
 
     @property
-    def moment(self) -> Literal["before", "after"]:
+    def moment(self) -> Literal["before", "after", "never"]:
         return "before" if self.timing == "before" else "after"
 
 
@@ -270,12 +316,11 @@ class Pins(Smoothed):
     -lr g, which makes it -g_t θ_t+1.
     """
 
-    score: str = "abs"
-    beta2: float = 0.99
+    score: str = setting("abs", takes=Names(("abs", "signed", "update")))
+    beta2: float = setting(0.99, takes=FRACTION)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose(score=("abs", "signed", "update"))
         if self.signed and self.smoothing != "none":
             warnings.warn(
                 f"pins with score={self.score!r} and smoothing={self.smoothing!r}: averages of signed scores are "
@@ -288,7 +333,7 @@ class Pins(Smoothed):
         return self.score != "abs"
 
     @property
-    def moment(self) -> Literal["before", "after"]:
+    def moment(self) -> Literal["before", "after", "never"]:
         return "after" if self.score == "update" else "before"
 
     @property
@@ -310,21 +355,21 @@ class Snip(Smoothed):
     The first `batches` steps only measure: their gradients are dropped, so the optimiser changes nothing.
     """
 
-    smoothing: str = "none"
-    batches: int = 10
+    smoothing: str = setting("none", takes=Names(("none",)))
+    batches: int = setting(10, takes=COUNT)
 
     schedule: ClassVar[str | None] = "one-shot"
     hold: ClassVar[str | None] = "always"
     measures_first: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._choose(smoothing=("none",))
-        if self.batches < 1:
-            raise ValueError(f"batches must be at least 1, not {self.batches}")
+    def cooldown(self, steps: int, total: int) -> int:
+        """All steps after the measuring: they train with the mask."""
+        if self.batches >= total:
+            raise ValueError(f"snip measures {self.batches} batches but the run has {total} steps")
+        return total - self.batches
 
     @property
-    def moment(self) -> Literal["before", "after"]:
+    def moment(self) -> Literal["before", "after", "never"]:
         return "before"
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:

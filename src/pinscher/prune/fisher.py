@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from pinscher.prune.criteria import CRITERIA, Criterion
 from pinscher.prune.masking import Scores
 from pinscher.prune.sites import Site
+from pinscher.settings import COUNT, POSITIVE, setting
 
 CHUNK = 1 << 22  # numbers of the inverse Fisher matrix that exist at a time (32 MB)
 
@@ -29,18 +31,23 @@ class Obert(Criterion):
     their block together. The gradients are kept, m numbers a weight; F⁻¹ exists in parts only.
     """
 
-    gradients: int = 50
-    block: int = 50
-    damping: float = 1e-7
+    gradients: int = setting(50, takes=COUNT)
+    block: int = setting(50, takes=COUNT)
+    damping: float = setting(1e-7, takes=POSITIVE)
     update: bool = True
 
+    adaptable: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._ready: dict[str, Tensor] = {}  # saliencies from just before a ranking until just after it
-        for name in ("gradients", "block"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.damping <= 0:
-            raise ValueError(f"damping must be positive, not {self.damping}")
+
+    @classmethod
+    def prunes_once(cls) -> bool:
+        return True
+
+    def calibration_rows(self, batch_size: int) -> int:
+        return self.gradients * batch_size
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
         dtype = torch.float64 if site.owner.dtype == torch.float64 else state_dtype
@@ -56,7 +63,7 @@ class Obert(Criterion):
     def observe(self, site: Site, t: int, closing: int) -> None:
         place = site.state["gradients"][int(site.state["seen"]) % self.gradients]
         grad = site.grad
-        if grad is None:  # the matrix took no part in this step
+        if grad is None:  # the matrix was not used in this step
             place.zero_()
         else:
             place.copy_(grad if site.grad_scale == 1.0 else grad / site.grad_scale)

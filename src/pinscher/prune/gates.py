@@ -4,50 +4,52 @@ A gate is a torch parametrization of a module's weight: the optimiser trains the
 parameters, the forward pass sees the gated weight. `Pruner.finish` bakes it into a plain weight with exact zeros.
 
 Straight-through: with W' = W * M(S) the scores receive dL/dS = dL/dW' * W, whatever M is.
+
+Movement and PST are ranked like any criterion. Soft movement and l0 do not reach a given sparsity by themselves: after
+every step `steer` moves what decides which gates are open, and the last step projects to exactly the target. How far
+off the gates were before that is kept as a `Projection`.
+
+A new learned mask is a `Gate` with its tensors, and a registered `Gated` with its options.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pinscher.models.names import clean_name
+from pinscher.prune.calibration import Batches
 from pinscher.prune.criteria import CRITERIA, Criterion
-from pinscher.prune.masking import Scores
-from pinscher.prune.sharding import local
+from pinscher.prune.masking import Scores, threshold
+from pinscher.prune.ranking import Projection, Ranking
+from pinscher.prune.schedule import Schedule
+from pinscher.prune.sharding import is_sharded, local
 from pinscher.prune.sites import Site
+from pinscher.prune.weights import Weights, trained_by
+from pinscher.settings import COUNT, NOT_NEGATIVE, RATE, Number, setting
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizos et al. 2018
 CLOSED = math.log(-GAMMA / ZETA)  # a hard-concrete gate is exactly zero at test time up to this logit
+LOGITS = 30  # a sigmoid of more is 1 in float32, and its gradient 0
 
 
-class _Masked(torch.autograd.Function):
-    """weight * mask, passing the straight-through gradient to the scores."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, mask)
-        return weight * mask
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        weight, mask = ctx.saved_tensors
-        return grads[0] * mask, grads[0] * weight, None
-
-
-_masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
+# ---------------------------------------------------------------- a gate
 
 
 class Gate(nn.Module):
-    """The parametrization of one site's weight. `mask` is what the last masking chose."""
+    """The parametrization of one site's weight. `mask` is True where the last ranking kept a weight.
+
+    Subclasses override `gated` and, for learned masks, `scores`; the rest where they differ.
+    """
 
     mask: Tensor
-    shards: ClassVar[bool] = True  # whether the mask is a frozen parameter: FSDP2 shards those, but no buffers
+    shards: ClassVar[bool] = True  # whether the mask is a frozen parameter: FSDP2 shards parameters, but no buffers
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -70,54 +72,285 @@ class Gate(nn.Module):
         raise NotImplementedError
 
     def baked(self, weight: Tensor) -> Tensor:
-        """The weight as it is stored: plain, with exact zeros where the mask is."""
+        """The weight as it would be stored, before the exact zeros of the mask."""
         return weight * self.mask
+
+    def plain(self, weight: Tensor) -> Tensor:
+        """The weight as it is stored: plain, with exact zeros where the mask is False."""
+        return self.baked(weight).masked_fill(~self.mask, 0.0)
+
+    def is_open(self) -> Tensor:
+        """Which of this rank's positions are open now, at test time."""
+        return local(self.mask.detach()).clone()
+
+    def close(self, zeros: Tensor) -> None:
+        """Closes a new gate where the model already has zeros."""
+        self.mask.copy_(~zeros)
+
+    def steer(self, kept: Tensor) -> None:
+        """Moves the gate's parameters towards a mask of this rank's positions; they may train away from it again."""
+
+    def project(self, kept: Tensor) -> None:
+        """Opens exactly these of this rank's positions."""
+        local(self.mask.detach()).copy_(kept)
+
+    def add_penalty(self, strength: float, total: int) -> None:
+        """Adds the gradient of the sparsity penalty, averaged over `total` weights, to the gate's own."""
+
+
+def gate_above(module: nn.Module, parameter: str) -> Gate | None:
+    """The gate above a module's parameter, if there is one."""
+    if not parametrize.is_parametrized(module, parameter):
+        return None
+    first = module.parametrizations[parameter][0]  # type: ignore[index]
+    return first if isinstance(first, Gate) else None  # others may parametrize weights too
+
+
+def gate_of(site: Site) -> Gate:
+    """The gate above a site's weight."""
+    gate = gate_above(site.module, site.parameter)
+    assert gate is not None
+    return gate
+
+
+# ---------------------------------------------------------------- weights below gates
+
+
+class GatedWeights(Weights):
+    """Weights with a gate above each of them. `unpruned` are further matrices with gates, which are not masked."""
+
+    stores_masks: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site], criterion: Criterion) -> None:
+        super().__init__(model, sites, criterion)
+        self.unpruned: Sequence[Site] = ()
+        self.finished = False
+
+    @property
+    def all_sites(self) -> list[Site]:
+        return [*self.sites, *self.unpruned]
+
+    def put_above(self, site: Site, gate: Gate) -> None:
+        """Parametrizes a site's weight, in all modules that use it."""
+        for module in [site.module, *site.shared_with]:
+            parametrize.register_parametrization(module, site.parameter, gate)
+        gate.train(site.module.training)
+
+    def finish(self) -> nn.Module:
+        """Turns gated weights into plain ones.
+
+        FSDP2 knows a sharded parameter by its place in the module tree: there the gate stays, and lets everything
+        through.
+        """
+        for site in self.all_sites:
+            gate, owner = gate_of(site), site.owner
+            plain = gate.plain(owner.detach())
+            if is_sharded(owner):
+                local(owner.detach()).copy_(local(plain))
+                gate.bypass = True
+                continue
+            for module in [site.module, *site.shared_with]:
+                parametrize.remove_parametrizations(module, site.parameter, leave_parametrized=False)
+            site.owner.data.copy_(plain)
+        self.finished = True
+        return self.model
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        found = super().tensors()
+        for site in self.all_sites:
+            stored = found.setdefault(site.name, {})
+            if not self.finished:
+                stored["weight"] = site.owner.detach()
+                stored.update({f"gate.{name}": tensor for name, tensor in gate_of(site).state_dict().items()})
+        return found
+
+    def own_tensors(self) -> list[Tensor]:
+        gates = [] if self.finished else [gate_of(site) for site in self.sites]
+        return super().own_tensors() + [local(tensor) for gate in gates for tensor in gate.state_dict().values()]
+
+
+class LearnedWeights(GatedWeights):
+    """Weights below gates that learn."""
+
+    criterion: Gated[Any]
+
+    def refuse_shards(self, made_before: bool) -> None:
+        if self.criterion.unshardable is not None:
+            raise ValueError(self.criterion.unshardable)
+        if not made_before:
+            raise ValueError(
+                "learned masks are parameters and have to be sharded with the weights: make the Pruner first, then "
+                "call fully_shard, then build the optimiser from pruner.param_groups()."
+            )
+
+    def refuse_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        masks = {id(p) for p in self.parameters()}
+        if not masks <= trained_by(optimizer):
+            raise ValueError(
+                "the learned masks' parameters are not in this optimiser. Build it after the pruner, from "
+                "pruner.param_groups()."
+            )
+        if any(len({id(p) in masks for p in group["params"]}) > 1 for group in optimizer.param_groups):
+            raise ValueError(
+                "the learned masks share a parameter group with the weights, so they would train at the weights' "
+                "learning rate. Build the optimiser from pruner.param_groups() instead of model.parameters()."
+            )
+
+    def install(self, sparse: bool) -> None:
+        if self.criterion.freezes:
+            _freeze_backbone(self.model, self.sites)
+        for site in self.sites:
+            weight = site.owner.detach()
+            gate = self.criterion.make_gate(weight).to(weight.device)
+            if sparse:
+                gate.close(weight == 0)
+            self.put_above(site, gate)
+
+    def parameters(self) -> list[nn.Parameter]:
+        if self.finished:
+            return []
+        return [p for site in self.sites for p in gate_of(site).parameters() if p.requires_grad]
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [{"params": self.parameters(), "lr": self.criterion.score_lr, "weight_decay": 0.0}]
+
+    def gradients(self) -> Iterator[Tensor | None]:
+        return (parameter.grad for parameter in self.parameters())
+
+    def apply(self, ranking: Ranking) -> None:
+        """Does nothing: gates are masked when they are projected."""
+
+    @torch.no_grad()
+    def model_state_dict(self) -> dict[str, Any]:
+        if gate_above(self.sites[0].module, self.sites[0].parameter) is None:  # finished; those of shards stay
+            return self.model.state_dict()
+        state: dict[str, Tensor] = dict(self.model.state_dict())
+        for site in self.sites:
+            gate, owner = gate_of(site), site.owner.detach()
+            weight = owner if gate.bypass else gate.plain(owner)  # bypassed gates are baked already
+            for module in [site.module, *site.shared_with]:
+                prefix = next(n for n, found in self.model.named_modules(remove_duplicate=False) if found is module)
+                inside = f"{prefix}.parametrizations.{site.parameter}."
+                state = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}
+                state[f"{prefix}.{site.parameter}"] = weight
+        return state
+
+
+def _freeze_backbone(model: nn.Module, sites: Sequence[Site]) -> None:
+    """Freezes everything but the head: the largest part around the blocks that is not the whole, and all embeddings."""
+    names = {clean_name(name) for name, _ in model.named_parameters()}
+    for site in sites:
+        part = site.block or site.name
+        while "." in part and not all(name.startswith(part.rpartition(".")[0] + ".") for name in names):
+            part = part.rpartition(".")[0]
+        for name, parameter in model.named_parameters():
+            if clean_name(name).startswith(part + "."):
+                parameter.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight.requires_grad_(False)
+    for site in sites:
+        site.owner.requires_grad_(False)
+
+
+# ---------------------------------------------------------------- what all learned masks share
+
+G = TypeVar("G", bound=Gate)
 
 
 @dataclass
-class Gated(Criterion):
+class Gated(Criterion, Generic[G]):
     """What all learned masks share. `score_lr` is the learning rate of the gates' own parameters."""
 
-    score_lr: float = 1e-2
+    score_lr: float = setting(1e-2, takes=RATE)
 
+    weights: ClassVar[type[Weights]] = LearnedWeights
+    learns_masks: ClassVar[bool] = True
+    adaptable: ClassVar[bool] = False
     freezes: ClassVar[bool] = False  # whether the model's own weights stay as they are
-    adds_penalty: ClassVar[bool] = False
 
-    def make_gate(self, weight: Tensor) -> Gate:
+    @property
+    def moment(self) -> Literal["before", "after", "never"]:
+        return "never"
+
+    def make_gate(self, weight: Tensor) -> G:
+        """A new gate for a weight."""
         raise NotImplementedError
+
+    def gates(self, ranking: Ranking) -> list[G]:
+        """The gates of all sites."""
+        return [cast(G, gate_of(site)) for site in ranking.sites]
 
     def scores(self, site: Site) -> Scores:
         with torch.no_grad():
             return Scores(local(gate_of(site).scores(site.owner)))
 
-    def add_penalty(self, site: Site, strength: float, total: int) -> None:
-        """Adds the gradient of the sparsity penalty, averaged over `total` weights, to the gate's own."""
+    def add_penalty(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
+        strength = (1.0 - schedule.density(t)) / max(1.0 - schedule.final, 1e-12)
+        for site in ranking.sites:
+            gate_of(site).add_penalty(strength * site.grad_scale, ranking.total)
 
-    def close(self, gate: Gate, zeros: Tensor) -> None:
-        """Closes a new gate where the checkpoint already holds zeros."""
-        gate.mask.copy_(~zeros)
+    def steer(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
+        density = schedule.density(t)
+        if t > schedule.total or density >= 1.0:
+            return
+        if t == schedule.total or self.projects(ranking, schedule, t):
+            self.project(ranking, density)
+        else:
+            self.approach(ranking, density, schedule.due(t))
 
+    def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
+        """Whether the gates are set to an exact mask after step t. They always are after the last."""
+        return schedule.due(t)
 
-def is_gated(site: Site) -> bool:
-    """Whether a gate stands above a site's weight."""
-    return parametrize.is_parametrized(site.module, site.parameter) and isinstance(
-        site.module.parametrizations[site.parameter][0],  # type: ignore[index]
-        Gate,
-    )
+    def approach(self, ranking: Ranking, density: float, due: bool) -> None:
+        """Brings the gates nearer to a density after a step without projection. `due`: the schedule wants a ranking."""
 
+    def choose_masks(
+        self, ranking: Ranking, density: float, model: nn.Module, batches: Batches | None, scope: str | None
+    ) -> None:
+        self.project(ranking, density)
 
-def gate_of(site: Site) -> Gate:
-    gate = site.module.parametrizations[site.parameter][0]  # type: ignore[index]
-    assert isinstance(gate, Gate)
-    return gate
+    def project(self, ranking: Ranking, density: float) -> None:
+        """Sets every gate's mask to the exact top of the ranking."""
+        gates = self.gates(ranking)
+        was_open = [gate.is_open() for gate in gates]
+        ranking.rank(density)
+        changed = 0
+        for i, (gate, before) in enumerate(zip(gates, was_open, strict=True)):
+            kept = ranking.mask(i).view_as(before)
+            changed += int((kept != before).sum())
+            gate.project(kept)
+        opened = ranking.ranks.count(sum(int(mask.sum()) for mask in was_open))
+        ranking.projection = Projection(opened / ranking.total, ranking.ranks.count(changed) / ranking.total)
 
 
 # ---------------------------------------------------------------- movement
 
 
+class _Masked(torch.autograd.Function):
+    """weight * mask, passing the straight-through gradient to the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, mask)
+        return weight * mask
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        weight, mask = ctx.saved_tensors
+        return grads[0] * mask, grads[0] * weight, None
+
+
+_masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
+
+
 class _ScoreGate(Gate):
-    def __init__(self, weight: Tensor) -> None:
+    """Learns a score for every weight. `closed` is the score of weights that the model already lacks."""
+
+    def __init__(self, weight: Tensor, closed: float) -> None:
         super().__init__(weight)
+        self.closed = closed
         self.importance = nn.Parameter(torch.zeros_like(weight))
 
     def gated(self, weight: Tensor) -> Tensor:
@@ -126,29 +359,29 @@ class _ScoreGate(Gate):
     def scores(self, weight: Tensor) -> Tensor:
         return self.importance
 
+    def close(self, zeros: Tensor) -> None:
+        super().close(zeros)
+        self.importance.data.masked_fill_(zeros, self.closed)
+
 
 @CRITERIA.register("movement")
 @dataclass
-class Movement(Gated):
+class Movement(Gated[_ScoreGate]):
     """Hard movement pruning (Sanh et al. 2020): keep the top r of the learned scores."""
 
-    def make_gate(self, weight: Tensor) -> Gate:
-        return _ScoreGate(weight)
-
-    def close(self, gate: Gate, zeros: Tensor) -> None:
-        assert isinstance(gate, _ScoreGate)
-        super().close(gate, zeros)
-        gate.importance.data.masked_fill_(zeros, -self.score_lr)
+    def make_gate(self, weight: Tensor) -> _ScoreGate:
+        return _ScoreGate(weight, -self.score_lr)
 
 
 class _SoftGate(_ScoreGate):
-    """Open where the score is above `level`, until a masking fixes the mask."""
+    """Open where the score is above `level`, until a projection fixes the mask."""
 
     level: Tensor
     fixed: Tensor
 
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight)
+    def __init__(self, weight: Tensor, closed: float, penalty: float) -> None:
+        super().__init__(weight, closed)
+        self.penalty = penalty
         self.register_buffer("level", torch.tensor(-torch.inf, dtype=torch.float64))
         self.register_buffer("fixed", torch.tensor(False))
 
@@ -158,47 +391,84 @@ class _SoftGate(_ScoreGate):
     def baked(self, weight: Tensor) -> Tensor:
         return weight * self._kept()
 
+    def is_open(self) -> Tensor:
+        return super().is_open() if self.fixed else local(self.importance.detach()) > self.level
+
+    def close(self, zeros: Tensor) -> None:
+        self.importance.data.masked_fill_(zeros, self.closed)
+        self.level.fill_(self.closed / 2)
+
+    def project(self, kept: Tensor) -> None:
+        super().project(kept)
+        self.fixed.fill_(True)
+
+    def add_penalty(self, strength: float, total: int) -> None:
+        if self.importance.grad is not None:
+            open_ = local(self.importance.detach()).sigmoid()
+            local(self.importance.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+
+    def above(self, level: float) -> int:
+        """How many of this rank's scores are above a level."""
+        return int((local(self.importance.detach()) > level).sum())
+
     def _kept(self) -> Tensor:
         return self.mask if self.fixed else self.importance.detach() > self.level
 
 
 @CRITERIA.register("smvp")
 @dataclass
-class SoftMovement(Gated):
+class SoftMovement(Gated[_SoftGate]):
     """Soft movement pruning (Sanh et al. 2020): keep where sigmoid(S) > tau, with a penalty on mean sigmoid(S).
 
-    The original reaches some sparsity for some (tau, lambda). Here a controller moves tau after every step so that the
-    density follows the schedule; lambda (`penalty`) rises with the sparsity asked for.
+    The original reaches some sparsity for some (tau, lambda). Here tau moves after every step so that the density
+    follows the schedule; lambda (`penalty`) rises with the sparsity asked for.
     """
 
-    penalty: float = 400.0
+    penalty: float = setting(400.0, takes=NOT_NEGATIVE)
 
-    adds_penalty: ClassVar[bool] = True
+    def make_gate(self, weight: Tensor) -> _SoftGate:
+        return _SoftGate(weight, -self.score_lr, self.penalty)
 
-    def make_gate(self, weight: Tensor) -> Gate:
-        return _SoftGate(weight)
+    def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
+        # One level knows nothing of units: with them the cool-down has to recover from the projection.
+        return ranking.layout is not None and schedule.settled(t) and schedule.due(t)
 
-    def close(self, gate: Gate, zeros: Tensor) -> None:
-        assert isinstance(gate, _SoftGate)
-        gate.importance.data.masked_fill_(zeros, -self.score_lr)
-        gate.level.fill_(-self.score_lr / 2)
+    def approach(self, ranking: Ranking, density: float, due: bool) -> None:
+        """One Newton step on density(level) = target, or the exact level where that would be far off."""
+        gates, step = self.gates(ranking), self.score_lr
 
-    def add_penalty(self, site: Site, strength: float, total: int) -> None:
-        gate = gate_of(site)
-        assert isinstance(gate, _SoftGate)
-        if gate.importance.grad is not None:
-            open_ = local(gate.importance.detach()).sigmoid()
-            local(gate.importance.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+        def density_at(level: float) -> float:
+            return ranking.ranks.count(sum(gate.above(level) for gate in gates)) / ranking.total
+
+        level = float(gates[0].level)
+        here = density_at(level)
+        slope = (here - density_at(level + step)) / step
+        if abs(here - density) <= 0.02 and slope > 0.02:
+            level += max(-step, min(step, (here - density) / slope))
+        else:
+            level = _exact_level(gates, density, ranking)
+        for gate in gates:
+            gate.level.fill_(level)
+        ranking.kept = round(density_at(level) * ranking.total)
+
+
+def _exact_level(gates: Sequence[_SoftGate], density: float, ranking: Ranking) -> float:
+    keep = max(1, int(density * ranking.total + 0.5))
+    last = threshold([Scores(local(gate.importance.detach())) for gate in gates], keep, ranking.ranks).value
+    return last - 1e-6 * max(1.0, abs(last))  # the last kept score has to be above the level
 
 
 # ---------------------------------------------------------------- hard concrete
 
 
 class _ConcreteGate(Gate):
+    """Open with a probability that is learned; at test time as far as its logit says."""
+
     fixed: Tensor
 
-    def __init__(self, weight: Tensor, start: float) -> None:
+    def __init__(self, weight: Tensor, start: float, margin: float, penalty: float) -> None:
         super().__init__(weight)
+        self.margin, self.penalty = margin, penalty
         self.logits = nn.Parameter(torch.full_like(weight, start))
         self.register_buffer("fixed", torch.tensor(False))
 
@@ -216,6 +486,27 @@ class _ConcreteGate(Gate):
     def baked(self, weight: Tensor) -> Tensor:
         return weight * self._openness(self.logits) * self.mask
 
+    def is_open(self) -> Tensor:
+        return super().is_open() if self.fixed else local(self.logits.detach()) > CLOSED
+
+    def close(self, zeros: Tensor) -> None:
+        self.logits.data.masked_fill_(zeros, CLOSED - self.margin)
+
+    def steer(self, kept: Tensor) -> None:
+        """Moves logits to the side of CLOSED where the mask wants them, no further than `margin` past it."""
+        logits = local(self.logits.detach())
+        logits.copy_(torch.where(kept, logits.clamp(min=CLOSED + self.margin), logits.clamp(max=CLOSED - self.margin)))
+
+    def project(self, kept: Tensor) -> None:
+        super().project(kept)
+        self.fixed.fill_(True)
+        self.steer(kept)
+
+    def add_penalty(self, strength: float, total: int) -> None:
+        if self.logits.grad is not None:
+            open_ = (local(self.logits.detach()) - BETA * CLOSED).sigmoid()
+            local(self.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+
     @staticmethod
     def _openness(logits: Tensor) -> Tensor:
         return (logits.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
@@ -223,34 +514,30 @@ class _ConcreteGate(Gate):
 
 @CRITERIA.register("l0")
 @dataclass
-class L0(Gated):
+class L0(Gated[_ConcreteGate]):
     """Hard-concrete gates with a penalty on the expected number of open ones (Louizos et al. 2018).
 
-    The original reaches some sparsity for some lambda. Here, at every masking, the gates that the schedule wants closed
+    The original reaches some sparsity for some lambda. Here, at every ranking, the gates that the schedule wants closed
     (open) are moved to the closed (open) side of the point where a gate is exactly zero, by `margin`: the nearest
     logits that meet the constraint. In between they train freely.
     """
 
-    score_lr: float = 1e-1
-    penalty: float = 1.0
-    start: float = 2.5
-    margin: float = 0.5
+    score_lr: float = setting(1e-1, takes=RATE)
+    penalty: float = setting(1.0, takes=NOT_NEGATIVE)
+    start: float = setting(2.5, takes=Number(-LOGITS, LOGITS))
+    margin: float = setting(0.5, takes=Number(0, LOGITS, above=True))
 
-    adds_penalty: ClassVar[bool] = True
+    def make_gate(self, weight: Tensor) -> _ConcreteGate:
+        return _ConcreteGate(weight, self.start, self.margin, self.penalty)
 
-    def make_gate(self, weight: Tensor) -> Gate:
-        return _ConcreteGate(weight, self.start)
+    def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
+        return False
 
-    def close(self, gate: Gate, zeros: Tensor) -> None:
-        assert isinstance(gate, _ConcreteGate)
-        gate.logits.data.masked_fill_(zeros, CLOSED - self.margin)
-
-    def add_penalty(self, site: Site, strength: float, total: int) -> None:
-        gate = gate_of(site)
-        assert isinstance(gate, _ConcreteGate)
-        if gate.logits.grad is not None:
-            open_ = (local(gate.logits.detach()) - BETA * CLOSED).sigmoid()
-            local(gate.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+    def approach(self, ranking: Ranking, density: float, due: bool) -> None:
+        if due:
+            ranking.rank(density)
+            for i, gate in enumerate(self.gates(ranking)):
+                gate.steer(ranking.mask(i).view(ranking.sites[i].part))
 
 
 # ---------------------------------------------------------------- PST
@@ -287,41 +574,24 @@ class _PstGate(Gate):
 
 @CRITERIA.register("pst")
 @dataclass
-class Pst(Gated):
+class Pst(Gated[_PstGate]):
     """Parameter-efficient sparse training (Li et al. 2022): the weight is W + beta U V.
 
     Ranked within each matrix by |W + beta U V| + alpha1 A B + alpha2 (R + C). Only U, V, A, B, R, C and the head train.
     """
 
-    score_lr: float = 1e-3
-    rank: int = 8
+    score_lr: float = setting(1e-3, takes=RATE)
+    rank: int = setting(8, takes=COUNT)
     alpha1: float = 1.0
     alpha2: float = 1.0
     beta: float = 1.0
 
     scope: ClassVar[Literal["global", "matrix"]] = "matrix"
     freezes: ClassVar[bool] = True
+    unshardable: ClassVar[str | None] = (
+        "pst cannot be used with sharded weights: its scores are products of factors that would be cut apart. Use "
+        "DDP, or another method."
+    )
 
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, not {self.rank}")
-
-    def make_gate(self, weight: Tensor) -> Gate:
+    def make_gate(self, weight: Tensor) -> _PstGate:
         return _PstGate(weight, self.rank, self.alpha1, self.alpha2, self.beta)
-
-
-@torch.no_grad()
-def plain_state_dict(model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
-    """The model's state dict as if its gates were baked now: ordinary names, exact zeros. The model stays as it is."""
-    state: dict[str, Tensor] = dict(model.state_dict())
-    for site in sites:
-        gate, owner = gate_of(site), site.owner
-        baked = owner.detach()
-        if not gate.bypass:  # which is baked already
-            baked = gate.baked(baked).masked_fill(~gate.mask, 0.0)
-        for module in [site.module, *site.shared_with]:
-            prefix = next(name for name, found in model.named_modules(remove_duplicate=False) if found is module)
-            inside = f"{prefix}.parametrizations.{site.parameter}."
-            state = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}
-            state[f"{prefix}.{site.parameter}"] = baked
-    return state

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pinscher.models.blocks import is_conv1d
+from pinscher.models.names import HEAD_COUNTS, clean_name
 from pinscher.prune.patterns import Family, Pattern, outward
-from pinscher.prune.sites import Site, clean_name, is_conv1d
+from pinscher.prune.sites import Site
 
-COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # what a number of heads is called
 ROLES = {"q": r"(to_)?w?q(uery)?(_.*)?", "k": r"(to_)?w?k(ey)?(_.*)?", "v": r"(to_)?w?v(alue)?(_.*)?"}
 OUTPUT = r"(to_)?w?o(ut)?(put)?(_.*)?|c_proj|proj|dense"
 FUSED = r".*q.*k.*v.*|c_attn|in_proj_weight"
@@ -137,14 +138,14 @@ def _heads_of(site: Site, modules: dict[str, nn.Module]) -> int:
     while path:
         module: Any = modules.get(path)
         for holder in (module, getattr(module, "config", None)):
-            for name in COUNTS:
+            for name in HEAD_COUNTS:
                 if isinstance(count := getattr(holder, name, None), int) and count > 0:
                     return count
         if path == site.block:
             break
         path = path.rpartition(".")[0]
     raise ValueError(
-        f"pattern heads cannot know how many heads {site.name} has: no module around it has {', '.join(COUNTS)}. "
+        f"pattern heads cannot know how many heads {site.name} has: no module around it has {', '.join(HEAD_COUNTS)}. "
         "Choose another pattern."
     )
 

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune.calibrated import Batches, listed, run
+from pinscher.prune.calibration import Batches, listed, run
 from pinscher.prune.config import PruningConfig
 from pinscher.prune.criteria import CRITERIA
-from pinscher.prune.fisher import Obert
-from pinscher.prune.gates import Gated
 from pinscher.prune.patterns import UNSTRUCTURED
 from pinscher.prune.pruner import Pruner
 from pinscher.prune.sharding import is_sharded
@@ -20,9 +18,8 @@ from pinscher.prune.sites import Patterns, evaluating
 
 
 def prunes_once(method: str) -> bool:
-    """Whether a method can prune without any step of training: it needs no gradients, or says how many."""
-    kind = CRITERIA[method]
-    return issubclass(kind, Obert) or not (kind.needs_grad or issubclass(kind, Gated))
+    """Whether a method can prune a model without training it."""
+    return CRITERIA[method].prunes_once()
 
 
 def prune_once(
@@ -77,12 +74,12 @@ def prune_once(
     )
     pruner = Pruner(model, config, calibration=batches)
     pruner.refuse_sparser()
-    if isinstance(pruner.criterion, Obert):
-        _observe(pruner, pruner.criterion, batches, loss or _own_loss)
+    if pruner.criterion.needs_grad:
+        _observe(pruner, batches, loss or _own_loss)
     return pruner.finish(early=True)
 
 
-def _observe(pruner: Pruner, criterion: Obert, batches: Batches | None, loss: Callable[[Any], Tensor]) -> None:
+def _observe(pruner: Pruner, batches: Batches | None, loss: Callable[[Any], Tensor]) -> None:
     """Shows the gradients of every batch to the criterion; the model's own gradients are left as they were."""
     owners = [site.owner for site in pruner.sites]
     if is_sharded(owners[0]):
@@ -95,11 +92,11 @@ def _observe(pruner: Pruner, criterion: Obert, batches: Batches | None, loss: Ca
         try:
             for owner in owners:
                 owner.requires_grad_(True)
-            for t, batch in enumerate(listed(criterion, batches), 1):
+            for t, batch in enumerate(listed(pruner.criterion, batches), 1):
                 found = torch.autograd.grad(loss(run(pruner.model, batch)), owners, allow_unused=True)
                 for site, owner, grad in zip(pruner.sites, owners, found, strict=True):
                     before, owner.grad = owner.grad, grad
-                    criterion.observe(site, t, closing=1)
+                    pruner.criterion.observe(site, t, closing=1)
                     owner.grad = before
         finally:
             for owner, flag in zip(owners, needed, strict=True):

@@ -53,6 +53,12 @@ class Pattern:
     """The interface. A pattern has either `whole` units of several weights, or ranks weights one by one."""
 
     whole: ClassVar[bool] = True
+    groups: ClassVar[bool] = True  # whether weights depend on each other's place; if not, any part can be ranked
+
+    @property
+    def of_neighbours(self) -> tuple[int, int] | None:
+        """(N, M) if exactly N of every M neighbours are kept in the end, so that every row can choose for itself."""
+        return None
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
         """The units of a model.
@@ -93,6 +99,7 @@ class Pattern:
 
 class Unstructured(Pattern):
     whole: ClassVar[bool] = False
+    groups: ClassVar[bool] = False
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
         return [Family((site,), site.numel) for site in sites]
@@ -119,6 +126,10 @@ class NofM(Pattern):
     m: int
 
     whole: ClassVar[bool] = False
+
+    @property
+    def of_neighbours(self) -> tuple[int, int] | None:
+        return self.n, self.m
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
         families = []
@@ -248,7 +259,7 @@ class Layout:
     def refuse_cut(self, name: str) -> None:
         """Refuses matrices that are cut, over processes, through the units of the pattern called `name`."""
         for site in self.sites:
-            if not is_sharded(site.owner) and not isinstance(self.pattern, Unstructured):
+            if not is_sharded(site.owner) and self.pattern.groups:
                 raise ValueError("units need whole matrices or DTensors, which say how they are cut")
             rows = site.stride * site.shape[0] // max(1, site.numel)
             if not self.pattern.fits(site, rows):

@@ -1,95 +1,101 @@
-"""Pruner: the only object that writes weights. It lives in the step hooks of any torch optimiser.
+"""Pruner: the only object that writes weights. It works in the step hooks of any torch optimiser.
 
 One step of iterative pruning: before the optimiser's step the criterion sees (weight_t, grad_t), after it
-(weight_t+1, grad_t); when the schedule says so all weights are ranked together and θ_t+1 <- θ_t+1 * M. `t` counts
-completed steps: one that a GradScaler skips never happened.
+(weight_t+1, grad_t). When the schedule says so, all weights are ranked together and θ_t+1 <- θ_t+1 * M. `t` counts
+completed steps: one that a GradScaler skips does not count.
+
+The pruner decides when, the criterion which weights (criteria.py), and `weights` how masks reach them (weights.py).
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune import adapters, controller, hosts, resuming, sharding
-from pinscher.prune.calibrated import Batches, Calibrated, require
+from pinscher.prune import adapters, optimizers, sharding
+from pinscher.prune.calibration import Batches, missing
 from pinscher.prune.config import STATE_DTYPES, PruningConfig
-from pinscher.prune.gates import Gated, gate_of, is_gated, plain_state_dict
 from pinscher.prune.masking import Ranks
-from pinscher.prune.patterns import Layout
-from pinscher.prune.ranking import Ranking
-from pinscher.prune.resuming import VERSION
-from pinscher.prune.sites import find_sites
+from pinscher.prune.patterns import UNSTRUCTURED
+from pinscher.prune.ranking import Projection, Ranking
+from pinscher.prune.sharding import local
+from pinscher.prune.sites import Site, find_sites
 from pinscher.prune.summary import Count, table
-from pinscher.prune.walk import prune_blocks_
 
-NEARLY_DENSE = 0.99  # a checkpoint with fewer zeros than this was never pruned: a few weights are zero by chance
+VERSION = 1  # of the state dict
+NEARLY_DENSE = 0.99  # a denser model was never pruned: a few weights are zero by chance
 
 
 class Pruner:
     """Prunes a model while an optimiser trains it.
 
     Args:
-        model: the model; its weights are changed in place. Learned masks are registered here, before the optimiser
-            exists: give it `param_groups()`.
+        model: the model; its weights are changed in place. Learned masks are registered here, so build the optimiser
+            afterwards, from `param_groups()`.
         config: what to prune, how far and how.
-        ranks: the processes that hold shards of the weights. Left out they are found: those of FSDP2's mesh, or none
-            where every process holds all weights (DDP). Shard the model before; learned masks alone are made first
-            and sharded with it.
-        calibration: batches of model inputs for wanda and sparsegpt, or a function that gives them when they are due.
+        ranks: the processes that hold shards of the weights. By default those of FSDP2's mesh, or none where every
+            process holds all weights (DDP). Shard the model first; only learned masks are made before and sharded
+            with it.
+        calibration: batches of model inputs for wanda and sparsegpt, or a function that returns them when needed.
+        sites: the model's prunable matrices, if `find_sites` has found them already.
     """
 
     def __init__(
-        self, model: nn.Module, config: PruningConfig, ranks: Ranks | None = None, calibration: Batches | None = None
+        self,
+        model: nn.Module,
+        config: PruningConfig,
+        ranks: Ranks | None = None,
+        calibration: Batches | None = None,
+        sites: Sequence[Site] | None = None,
     ) -> None:
         self.model, self.config, self.calibration = model, config, calibration
         sharding.reshard(model)
-        self.sites = find_sites(model, config.target_modules, config.exclude_modules)
-        for site in self.sites:
+        if sites is None:
+            sites = find_sites(model, config.target_modules, config.exclude_modules)
+        for site in sites:
             if not site.owner.is_contiguous():
                 site.owner.data = site.owner.data.contiguous()
         self.criterion = config.make_criterion()
+        adapted = adapters.are_there(sites, self.criterion)
+        layout = config.make_layout(sites, model)
+        self.sites = sites if layout is None else layout.sites
+        kind = adapters.AdaptedWeights if adapted else self.criterion.weights
+        self.weights = kind(model, self.sites, self.criterion)
         self.sharded = sharding.is_sharded(self.sites[0].owner)  # whether each process holds a part of every weight
         if self.sharded:
-            hosts.refuse_shards(self.sites, self.criterion, made_before=False)
-        self.ranks = sharding.ranks_of(self.sites) if ranks is None else ranks
+            self.weights.refuse_shards(made_before=False)
         self.schedule = config.make_schedule()
-        self.adapted = adapters.are_there(self.sites, self.criterion)
-        self.others = adapters.others(model, self.sites) if self.adapted else []  # further matrices with adapters
-        layout = config.make_layout(self.sites, model)
-        if layout is not None:
-            self.sites = layout.sites
-            self._check_cuts(layout)
-        gated = isinstance(self.criterion, Gated) or self.adapted
-        again = self.criterion.lasting and config.regrow and not self.schedule.once
-        store = gated or not again or config.track_revived or layout is not None
+        again = self.criterion.lasting and config.regrow and not self.schedule.once  # whether scores give masks again
         self.ranking = Ranking(
-            self.sites, self.criterion, store=store, regrow=config.regrow, ranks=self.ranks, layout=layout
+            self.sites,
+            self.criterion,
+            store=self.weights.stores_masks or not again or config.track_revived or layout is not None,
+            regrow=config.regrow,
+            ranks=sharding.ranks_of(self.sites) if ranks is None else ranks,
+            layout=layout,
         )
-        density = self.ranking.kept / self.total
+        self._refuse_cut_units()
+        density = self.kept / self.total
         start = max(density, self.schedule.final) if density < NEARLY_DENSE else 1.0
         self.schedule = config.make_schedule(initial_density=start)
         self.t = 0
         self.finished = False
-        self.projection: controller.Projection | None = None  # how far a controlled method was off at the end
         self._observed = 0  # steps seen in this interval
         self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
         self._overdue = False  # likewise for a ranking
         self._ranked_now, self._skipping, self._usable = False, False, True
         self._probe: Any = None
-        self._step: FrameType | None = None  # the optimiser's step that is under way
+        self._step: FrameType | None = None  # the optimiser's step that is running
         self._hooks: list[Any] = []
         for site in self.sites:
             self.criterion.prepare(site, STATE_DTYPES[config.state_dtype])
-        if isinstance(self.criterion, Gated):
-            controller.open_gates(self.criterion, self)
-        elif self.adapted:
-            adapters.open_(self.sites, self.others)
+        self.weights.install(sparse=self.schedule.initial < 1.0)
 
     @property
     def total(self) -> int:
@@ -98,7 +104,7 @@ class Pruner:
 
     @property
     def kept(self) -> int:
-        """How many of them the last masking kept."""
+        """How many of them the last ranking kept."""
         return self.ranking.kept
 
     @property
@@ -106,46 +112,41 @@ class Pruner:
         """How many of them are kept in the end."""
         return self.ranking.count(self.schedule.final)
 
+    @property
+    def projection(self) -> Projection | None:
+        """How far learned masks were off when they were last set to the exact density."""
+        return self.ranking.projection
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that hold the weights together."""
+        return self.ranking.ranks
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the weights are frozen below adapters."""
+        return self.weights.adapted
+
     # ------------------------------------------------------------ the hooks
 
     def attach(self, optimizer: Any) -> Pruner:
         """Hooks the pruner into an optimiser's steps; nothing else has to be called in the training loop."""
         if self._hooks:
-            raise RuntimeError("this pruner is attached already; call detach() first")
+            raise RuntimeError("this pruner is already attached; call detach() first")
         if self.finished:
             raise RuntimeError("this pruner is finished; make a new one to prune further")
         self.refuse_sparser()
-        optimizer = hosts.unwrap(optimizer)
+        optimizer = optimizers.unwrap(optimizer)
         self._join()
-        hosts.check(optimizer, self.sites, self.criterion)
-        if isinstance(self.criterion, Calibrated):
-            require(self.criterion, self.calibration)
+        optimizers.refuse_early_updates(self.sites)
+        self.weights.refuse_optimizer(optimizer)
+        if self.criterion.needs_calibration and self.calibration is None:
+            raise missing(self.criterion)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
         return self
-
-    def _join(self) -> None:
-        """Finds out who holds the weights of a model that was sharded after its learned masks were made."""
-        sharding.reshard(self.model)
-        if sharding.is_sharded(self.sites[0].owner) and not self.sharded:
-            hosts.refuse_shards(self.sites, self.criterion, made_before=True)
-            self.sharded, self.ranks = True, sharding.ranks_of(self.sites)
-            self.ranking.ranks = self.ranks
-            self._check_cuts(self.ranking.layout)
-
-    def _check_cuts(self, layout: Layout | None) -> None:
-        if layout is not None and self.ranks.size > 1:
-            layout.refuse_cut(self.config.pattern)
-
-    def refuse_sparser(self) -> None:
-        """Refuses a model with more zeros than asked for: some would have to grow back from nothing."""
-        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self.target:
-            raise ValueError(
-                f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
-                f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
-            )
 
     def detach(self) -> None:
         """Removes the hooks; the model and the pruner's state stay as they are."""
@@ -153,12 +154,32 @@ class Pruner:
             hook.remove()
         self._hooks = []
 
+    def refuse_sparser(self) -> None:
+        """Raises an error for a model with more zeros than asked for: some would have to grow back."""
+        if self.t == 0 and self.config.initial_sparsity is None and self.kept < self.target:
+            raise ValueError(
+                f"the model is already {1 - self.kept / self.total:.1%} sparse, more than the target "
+                f"{self.config.sparsity:.1%}. Ask for more, or set initial_sparsity=0 to let weights grow back."
+            )
+
+    def _join(self) -> None:
+        """Finds the processes of a model that was sharded after its learned masks were made."""
+        sharding.reshard(self.model)
+        if sharding.is_sharded(self.sites[0].owner) and not self.sharded:
+            self.weights.refuse_shards(made_before=True)
+            self.sharded, self.ranking.ranks = True, sharding.ranks_of(self.sites)
+            self._refuse_cut_units()
+
+    def _refuse_cut_units(self) -> None:
+        if self.ranking.layout is not None and self.ranks.size > 1:
+            self.ranking.layout.refuse_cut(self.config.pattern)
+
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # A subclass's step that calls its parent's runs the hooks twice: only the outer step counts.
-        if hosts.on_stack(self._step):
+        if optimizers.on_stack(self._step):
             return
         self._step = sys._getframe(1)
-        hosts.refuse_closure(args, kwargs)
+        optimizers.refuse_closure(args, kwargs)
         with torch.no_grad():
             self._prepare_step(optimizer)
 
@@ -169,46 +190,34 @@ class Pruner:
                 self._complete_step()
 
     def _prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._skipping = hosts.skips(optimizer)
+        self._skipping = optimizers.skips(optimizer)
         if self._skipping:
             return
-        hosts.read_step(optimizer, self.sites)
-        self._usable = not self.criterion.needs_grad or hosts.finite(self._gradients(), self.ranks)
+        optimizers.read_step(optimizer, self.sites)
+        self._usable = not self.criterion.needs_grad or optimizers.finite(self.weights.gradients(), self.ranks)
         if not self._usable:
-            warnings.warn(f"step {self.t + 1}: non-finite gradients; they do not enter the scores", stacklevel=2)
-            for parameter in self._gate_parameters():
-                parameter.grad = None  # the optimiser passes over it
+            warnings.warn(f"step {self.t + 1}: non-finite gradients are left out of the scores", stacklevel=2)
+            for parameter in self.weights.parameters():
+                parameter.grad = None  # the optimiser skips it
         if self.criterion.moment == "before":
             self._look(self.t + 1)
         elif self.criterion.needs_grad:
-            self._probe = hosts.probe_of(self.sites)
-        if isinstance(self.criterion, Gated) and self.criterion.adds_penalty:
-            controller.add_penalty(self.criterion, self)
+            self._probe = optimizers.probe_of(self.sites)
+        self.criterion.add_penalty(self.ranking, self.schedule, self.t)
         if self.criterion.measures_first and self.t < self.schedule.settled_at:
-            hosts.drop_gradients(optimizer)
+            optimizers.drop_gradients(optimizer)
 
     def _complete_step(self) -> None:
-        if self._skipping:
-            adapters.forget(self.sites)
-            return
-        self.t += 1
-        if isinstance(self.criterion, Gated):
-            controller.steer(self.criterion, self, self.t)
-            return
-        if self.criterion.moment == "after":
-            hosts.reread_scale(self.sites, self._probe)
-            self._look(self.t)
-        if self._ranked_now or self._holding():
-            self._apply()
-        self._ranked_now = False
-        adapters.forget(self.sites)
-
-    def _apply(self) -> None:
-        """Makes pruned weights zero: in their place, or above frozen weights in what the forward pass sees of them."""
-        if self.adapted:
-            adapters.close_(self.sites, self.ranking)
-        else:
-            self.ranking.apply()
+        if not self._skipping:
+            self.t += 1
+            if self.criterion.moment == "after":
+                optimizers.reread_scale(self.sites, self._probe)
+                self._look(self.t)
+            self.criterion.steer(self.ranking, self.schedule, self.t)
+            if self._ranked_now or self._holding():
+                self.weights.apply(self.ranking)
+            self._ranked_now = False
+        self.weights.end_step()
 
     def _look(self, t: int) -> None:
         """Shows every site to the criterion and ranks the weights if that is due after step t."""
@@ -227,30 +236,12 @@ class Pruner:
             self._ranked_now = True
 
     def _rank(self, density: float, early: bool = False) -> None:
-        """Chooses the weights to keep; a method may change them to make up for those that go."""
-        if isinstance(self.criterion, Calibrated):
-            data, scope = self.calibration, self.config.scope
-            self.ranking.adopt(prune_blocks_(self.model, self.ranking, self.criterion, density, data, scope))
-            return
+        """Chooses the weights to keep."""
         for site in self.sites:
             self.criterion.ready(site)
         if early:
             self.ranking.refuse_unmeasured(self.config.method, self.schedule.interval)
-        self.ranking.rank(density)
-        for site in self.sites if self.ranking.pruned else ():
-            self.criterion.compensate(site, self.ranking.pruned[site.name])
-
-    def _gate_parameters(self) -> list[nn.Parameter]:
-        """The parameters of learned masks; none for other methods."""
-        if not isinstance(self.criterion, Gated) or self.finished:
-            return []
-        return [p for site in self.sites for p in gate_of(site).parameters() if p.requires_grad]
-
-    def _gradients(self) -> Iterator[Tensor | None]:
-        """The gradients that scores come from."""
-        if isinstance(self.criterion, Gated):
-            return (parameter.grad for parameter in self._gate_parameters())
-        return (site.grad for site in self.sites)
+        self.criterion.choose_masks(self.ranking, density, self.model, self.calibration, self.config.scope)
 
     def _holding(self) -> bool:
         """Whether pruned weights are set to zero after this step, whatever the optimiser did to them."""
@@ -258,27 +249,24 @@ class Pruner:
         wanted = hold == "always" or (hold == "cooldown" and self.schedule.settled(self.t))
         return self.ranking.exists and (wanted or self.t >= self.schedule.total)
 
-    # ------------------------------------------------------------ learned masks
+    # ------------------------------------------------------------ before and after training
 
     def param_groups(self, gates_only: bool = False) -> list[dict[str, Any]]:
         """Parameter groups for the optimiser: the model's own parameters, then those of learned masks.
 
-        The masks' group carries its own learning rate and no weight decay. Methods without learned masks give a single
-        group, so `AdamW(pruner.param_groups(), lr=...)` is right for every method.
+        The masks' group has its own learning rate and no weight decay. Methods without learned masks have a single
+        group, so `AdamW(pruner.param_groups(), lr=...)` works for every method.
         """
-        masks = self._gate_parameters()
-        known = {id(p) for p in masks}
+        known = {id(p) for p in self.weights.parameters()}
         rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
-        groups: list[dict[str, Any]] = [] if gates_only else [{"params": rest}]
-        if isinstance(self.criterion, Gated):
-            groups.append({"params": masks, "lr": self.criterion.score_lr, "weight_decay": 0.0})
-        return groups
+        own: list[dict[str, Any]] = [] if gates_only else [{"params": rest}]
+        return own + self.weights.param_groups()
 
     def finish(self, early: bool = False) -> nn.Module:
         """Ends pruning: leaves plain weights with exact zeros, removes the hooks, returns the model.
 
         Raises:
-            RuntimeError: if the schedule has not been run to its end, unless `early` asks for the target at once.
+            RuntimeError: if the schedule has not reached its end; `early` prunes to the target at once instead.
         """
         if self.finished:
             return self.model
@@ -286,44 +274,31 @@ class Pruner:
         if (behind or self.t < self.schedule.total) and not early:
             raise RuntimeError(
                 f"the target sparsity is not reached: {self.t} of {self.schedule.total} steps are done, {self.kept:,} "
-                f"weights are kept, {self.target:,} are wanted. Train on, or call "
-                "finish(early=True) to prune to the target now."
+                f"weights are kept, {self.target:,} are wanted. Continue training, or "
+                "call finish(early=True) to prune to the target now."
             )
         self._join()
         with torch.no_grad():
-            if isinstance(self.criterion, Gated):
-                if behind:
-                    controller.project(self.criterion, self, self.schedule.final)
-                controller.bake(self.sites)
-            elif self.schedule.final < 1.0:
-                if behind:
-                    self._rank(self.schedule.final, early=True)
-                self._apply()
-            if self.adapted:
-                controller.bake([*self.sites, *self.others])
-                self.model = adapters.unload(self.model, [*self.sites, *self.others])
+            if behind:
+                self._rank(self.schedule.final, early=True)
+            if self.schedule.final < 1.0:
+                self.weights.apply(self.ranking)
+            self.model = self.weights.finish()
         self.detach()
         self.finished = True
         return self.model
 
     def model_state_dict(self) -> dict[str, Any]:
-        """The model's state dict as an ordinary model's, whatever the method: what may be written to a model file."""
+        """The state dict of an ordinary model, whatever the method: what may be written to a model file."""
         self._join()
-        if not is_gated(self.sites[0]):  # baked, or never there; those of sharded weights stay
-            return self.model.state_dict()
-        plain = adapters.plain_state_dict if self.adapted else plain_state_dict
-        return plain(self.model, [*self.sites, *self.others])
-
-    @property
-    def _gates_are_open(self) -> bool:
-        return not self.finished and is_gated(self.sites[0])
+        return self.weights.model_state_dict()
 
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain values and tensors (safe to store without pickle).
 
-        Of a sharded model tensors are DTensors, to be stored with `pinscher.sharded`; every rank must call it.
+        Of a sharded model tensors are DTensors, to be stored with `pinscher.train.sharded`; every rank must call it.
         """
         self._join()
         return {
@@ -337,33 +312,62 @@ class Pruner:
             "overdue": self._overdue,
             "projection": None if self.projection is None else [self.projection.density, self.projection.changed],
             "ranking": self.ranking.state_dict(),
-            "sites": resuming.tensors_of([*self.sites, *self.others], self._gates_are_open),
+            "sites": self.weights.tensors(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict()`; the model's plain weights are restored by whoever saved them.
+        """Restores `state_dict()`. The model's plain weights are restored by whoever saved them.
 
         Raises:
             ValueError: if the state is of another version, method or model. Nothing is changed then.
         """
         mine = self.state_dict()
-        resuming.check(state, mine, self.sites, self.finished)
+        self._refuse_other_state(state, mine)
         self.schedule = self.config.make_schedule(initial_density=state["initial_density"])
         self.t, self._observed = state["t"], state["observed"]
         self._late, self._overdue = state["late"], state["overdue"]
-        self.projection = None if state["projection"] is None else controller.Projection(*state["projection"])
-        resuming.restore_(mine["sites"], state["sites"])
+        self.ranking.projection = None if state["projection"] is None else Projection(*state["projection"])
+        for name, tensors in mine["sites"].items():
+            for key, tensor in tensors.items():
+                local(tensor).copy_(local(state["sites"][name][key]))
         self.ranking.load_state_dict(state["ranking"])
+
+    def _refuse_other_state(self, state: dict[str, Any], mine: dict[str, Any]) -> None:
+        """Raises an error for a saved state that does not fit `mine`, the state now; warns of other settings."""
+        if state.get("version") != VERSION:
+            raise ValueError(f"pruner state of version {state.get('version')}; this pinscher reads version {VERSION}")
+        if state["finished"] or self.finished:
+            raise ValueError("a finished pruner cannot be resumed: its model is an ordinary one, load that instead")
+        theirs = {"pattern": UNSTRUCTURED, "scope": None} | state["config"]  # not in older checkpoints
+        for name in ("method", "options", "regrow", "state_dtype", "pattern", "scope"):
+            if theirs[name] != mine["config"][name]:
+                raise ValueError(
+                    f"the checkpoint was made with {name}={theirs[name]!r}, this run has "
+                    f"{mine['config'][name]!r}: resume with the same"
+                )
+        if set(state["sites"]) != set(mine["sites"]):
+            odd = min(set(state["sites"]) ^ set(mine["sites"]))
+            raise ValueError(f"the checkpoint prunes other matrices than this model has, for example {odd}")
+        for place, tensors in mine["sites"].items():
+            for name, tensor in tensors.items():
+                saved = state["sites"][place].get(name)
+                if saved is None or saved.shape != tensor.shape or local(saved).shape != local(tensor).shape:
+                    raise ValueError(f"the checkpoint's {name} of {place} is missing or has another shape")
+        sizes = {site.name: site.numel for site in self.sites}
+        for place, mask in state["ranking"]["pruned"].items():
+            if mask.numel() != sizes.get(place):
+                raise ValueError(f"the checkpoint's mask of {place} has another shape")
+        changed = [n for n, value in mine["config"].items() if theirs.get(n) != value]
+        if changed:
+            warnings.warn(f"resuming with other settings than the checkpoint's: {', '.join(changed)}", stacklevel=4)
 
     def state_bytes(self) -> int:
         """Memory of the pruner's own tensors, learned masks included."""
-        own = [t for site in self.sites for t in site.state.values()] + list(self.ranking.pruned.values())
-        if self._gates_are_open:
-            own += [sharding.local(t) for site in self.sites for t in gate_of(site).state_dict().values()]
+        own = [*self.weights.own_tensors(), *self.ranking.pruned.values()]
         return sum(t.numel() * t.element_size() for t in own)
 
-    # ------------------------------------------------------------ what people and logs see
+    # ------------------------------------------------------------ for logs and users
 
     def mask(self, name: str) -> Tensor:
         """The last mask of a site, shaped like its weight, True where kept; a DTensor if that is one."""

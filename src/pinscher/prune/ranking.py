@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ from pinscher.prune.masking import ALONE, Ranks, Scores, Threshold, parts, share
 from pinscher.prune.patterns import Family, Layout, inward, oriented
 from pinscher.prune.sharding import like, local
 from pinscher.prune.sites import Site
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What setting learned masks to an exact ranking changed."""
+
+    density: float  # of open gates before it
+    changed: float  # fraction of all gates that it opened or closed
 
 
 class Ranking:
@@ -54,6 +63,7 @@ class Ranking:
         self.revived = 0  # weights that the last ranking brought back, where masks are stored
         self.returned = 0  # the same of all rankings so far; a weight counts each time
         self.maskings = 0  # rankings so far
+        self.projection: Projection | None = None  # of learned masks, by the last ranking
 
     @property
     def exists(self) -> bool:
@@ -79,12 +89,14 @@ class Ranking:
         self.kept = keep
 
     def refuse_unmeasured(self, method: str, interval: int) -> None:
-        """Refuses to rank weights by scores that are all zero."""
+        """Raises an error if weights would be ranked by scores that are all zero."""
+        if self.criterion.moment == "never" or not self.criterion.needs_grad:
+            return
         scores = (self.scores(site).read(slice(None)) for site in self.sites)
-        if self.criterion.needs_grad and not self.ranks.count(sum(int((values != 0).sum()) for values in scores)):
+        if not self.ranks.count(sum(int((values != 0).sum()) for values in scores)):
             raise RuntimeError(
-                f"{method} has measured nothing yet that the weights could be ranked by. Train at least {interval} "
-                "steps and call finish before the gradients are cleared."
+                f"{method} has measured nothing yet to rank the weights by. Train at least {interval} steps, and call "
+                "finish before the gradients are cleared."
             )
 
     def adopt(self, pruned: dict[str, Tensor]) -> None:

@@ -5,6 +5,8 @@ The paper's cubic schedule, with total steps T, warm-up t_i, cool-down t_f, from
     t < t_i            r_i
     t_i <= t < T-t_f   r_f + (r_i - r_f) * ((T - t_f - t) / (T - t_f - t_i))^3
     otherwise          r_f
+
+With a jump to density j the way starts from min(r_i, j) instead of r_i: t_i is the step of the jump.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pinscher.prune.registry import Registry
+from pinscher.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Schedule:
         interval: re-rank the weights every so many steps (the paper's window of 10).
         final: density at the end (r_f).
         initial: density at the start (r_i).
+        jump: density right after the warm-up, from which the schedule goes on; 1 is no jump.
     """
 
     total: int
@@ -34,6 +37,7 @@ class Schedule:
     interval: int
     final: float
     initial: float = 1.0
+    jump: float = 1.0
 
     once: ClassVar[bool] = False  # whether the mask stays fixed after the first masking
 
@@ -44,9 +48,13 @@ class Schedule:
         for name in ("warmup", "cooldown"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
-        for name in ("final", "initial"):
+        for name in ("final", "initial", "jump"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} density must lie between 0 and 1, not {getattr(self, name)}")
+        if self.jump < self.final:
+            raise ValueError(f"the jump to density {self.jump:g} goes beyond the final density {self.final:g}")
+        if self.jump < 1.0 and self.once:
+            raise ValueError("a schedule that prunes once has no way to jump ahead on: leave the jump out")
         if self.warmup + self.cooldown > self.total:
             raise ValueError(
                 f"the schedule does not fit: warm-up {self.warmup} + cool-down {self.cooldown} steps exceed the "
@@ -75,7 +83,8 @@ class Schedule:
         if t >= self.settled_at:
             return self.final
         left = (self.settled_at - t) / (self.settled_at - self.warmup)
-        return self.final + (self.initial - self.final) * self.shape(left)
+        start = min(self.initial, self.jump)
+        return self.final + (start - self.final) * self.shape(left)
 
     def shape(self, left: float) -> float:
         """How much of the way from `initial` to `final` is left, given the fraction of middle steps left."""

@@ -1,10 +1,4 @@
-"""Which weights are prunable: every matrix of a transformer's blocks, and nothing else.
-
-No architecture is named here. A transformer keeps its blocks in a `ModuleList` (or a `Sequential` of one class); what
-lies outside (embeddings, pooler, head) is left alone. Inside a block every `nn.Linear`, every GPT-2 `Conv1D` (stored
-transposed) and the projections of `nn.MultiheadAttention` are sites; norms, biases and embeddings are not matrices of
-that kind and so never are.
-"""
+"""Which weights are prunable: every matrix of a model's blocks (models/blocks.py), or those that patterns name."""
 
 from __future__ import annotations
 
@@ -17,17 +11,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
+from pinscher.models.blocks import Matrix, is_adapted, owner_of, untied, uses
 from pinscher.prune import sharding
 from pinscher.prune.sharding import local
 
 Patterns = str | Iterable[str] | None
-
-_WRAPPERS = re.compile(
-    r"(^base_model\.model(?=\.))|(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)(?=\.|$)"
-)
-_ADAPTERS = re.compile(r"(^|\.)(lora_\w+|original_module)(\.|$)")
 
 
 class Moving(Protocol):
@@ -63,11 +52,7 @@ class Site:
     @property
     def owner(self) -> Tensor:
         """The parameter that the optimiser updates (below any gate)."""
-        if parametrize.is_parametrized(self.module, self.parameter):
-            original = self.module.parametrizations[self.parameter].original  # type: ignore[union-attr, index]
-            assert isinstance(original, Tensor)
-            return original
-        return self.effective
+        return owner_of(self.module, self.parameter)
 
     @property
     def effective(self) -> Tensor:
@@ -149,30 +134,19 @@ def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_module
     Raises:
         ValueError: if nothing is found, or a pattern matches nothing; the message lists what was seen.
     """
-    matrices = list(_matrices(model))
-    blocks = list(_blocks(model))
-    candidates = {}
-    for name, _ in matrices:
-        block = next((b for b in blocks if name.startswith(b + ".")), "")
-        if target_modules is not None or block:
-            candidates[name] = block
+    found = uses(model)
+    linear = {use.place.name: use for use in found if use.role != "embedding"}
+    candidates = [name for name, use in linear.items() if target_modules is not None or use.place.block]
     chosen = set(candidates) if target_modules is None else _matching(candidates, target_modules, "target_modules")
     if exclude_modules is not None and chosen:
-        chosen -= _matching([name for name, _ in matrices], exclude_modules, "exclude_modules")
-    sites: dict[int, Site] = {}
-    adapted = {id(m.base_layer): m for m in model.modules() if is_adapted(m)}
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for name, module in matrices:
-        for parameter in _parameters(module) if name in chosen else ():
-            site = _site(name, module, parameter, candidates[name])
-            site.adapter = adapted.get(id(module))
-            if id(site.owner) in sites:
-                sites[id(site.owner)].shared_with.append(module)
-            elif id(site.owner) not in embedded:
-                sites[id(site.owner)] = site
+        chosen -= _matching(linear, exclude_modules, "exclude_modules")
+    embedded = {id(use.owner) for use in found if use.role == "embedding"}
+    adapters = {id(m.base_layer): m for m in model.modules() if is_adapted(m)}
+    wanted = [use for use in found if use.place.name in chosen and id(use.owner) not in embedded]
+    sites = [_site(group, adapters) for group in untied(wanted)]
     if not sites:
-        raise ValueError(_nothing_found(model, [name for name, _ in matrices], bool(candidates)))
-    return list(sites.values())
+        raise ValueError(_nothing_found(model, list(linear), bool(candidates)))
+    return sites
 
 
 def sparsity(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> float:
@@ -184,60 +158,13 @@ def sparsity(model: nn.Module, target_modules: Patterns = None, exclude_modules:
     return zeros / total
 
 
-def is_conv1d(module: nn.Module) -> bool:
-    """GPT-2's Conv1D, recognised without importing transformers: a matrix stored [in, out] with `nf` outputs."""
-    kinds = type(module).__mro__  # gates and FSDP2 make subclasses
-    return any(kind.__name__ == "Conv1D" for kind in kinds) and hasattr(module, "nf")
-
-
-def is_matrix(module: nn.Module) -> bool:
-    """Whether a module is of a kind whose weight can be a site."""
-    return bool(_parameters(module))
-
-
-def is_adapted(module: nn.Module) -> bool:
-    """A peft layer that adds a low-rank adapter to the matrix inside it, recognised without importing peft."""
-    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
-
-
-def clean_name(name: str) -> str:
-    """A module's path without the prefixes that wrappers add."""
-    return _WRAPPERS.sub("", name).lstrip(".")
-
-
-def _parameters(module: nn.Module) -> list[str]:
-    """The names of the matrices that a module of a known kind owns."""
-    if isinstance(module, nn.MultiheadAttention):
-        names = ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"]
-        return [n for n in names if getattr(module, n, None) is not None]
-    return ["weight"] if isinstance(module, nn.Linear) or is_conv1d(module) else []
-
-
-def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if _parameters(module) and not _ADAPTERS.search(name):
-            yield clean_name(name), module
-
-
-def _blocks(model: nn.Module) -> Iterator[str]:
-    """The paths of the transformer blocks: what the outermost lists of composite modules hold."""
-    inside: list[str] = []
-    for name, container in model.named_modules():
-        if not isinstance(container, nn.ModuleList | nn.Sequential) or any(name.startswith(p) for p in inside):
-            continue
-        single = {n for n, m in container.named_children() if _parameters(m) or is_adapted(m)}
-        composite = {n: m for n, m in container.named_children() if n not in single and any(_matrices(m))}
-        if isinstance(container, nn.Sequential) and (len(composite) < 2 or len({*map(type, composite.values())}) > 1):
-            continue
-        if composite:
-            inside.append(name + "." if name else "")
-            yield from (clean_name(f"{name}.{child}") for child in composite)
-
-
-def _site(name: str, module: nn.Module, parameter: str, block: str) -> Site:
-    kind = name[len(block) + 1 :] if block else name
-    suffix = "" if parameter == "weight" else f".{parameter}"
-    return Site(name + suffix, module, parameter, block, kind + suffix, transposed=is_conv1d(module))
+def _site(group: list[Matrix], adapters: dict[int, nn.Module]) -> Site:
+    """One weight, used by one module or by several."""
+    first, *others = group
+    place = first.place
+    shared = [other.module for other in others]
+    adapter = adapters.get(id(first.module))
+    return Site(first.name, first.module, first.parameter, place.block, place.kind, place.transposed, shared, adapter)
 
 
 def _matching(names: Iterable[str], patterns: Patterns, field_name: str) -> set[str]:

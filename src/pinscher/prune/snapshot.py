@@ -12,6 +12,7 @@ its own, so there the copy's values are written into the student's parts and the
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from pinscher.prune.gates import Gate
+from pinscher.models.blocks import is_matrix
+from pinscher.models.surgery import become_, subclass
+from pinscher.prune.gates import Gate, gate_above
 from pinscher.prune.sharding import is_managed, is_sharded, like, local, reshard
-from pinscher.prune.sites import evaluating, is_matrix
+from pinscher.prune.sites import evaluating
 
 HARDLY_SPARSE = 0.75  # above this density a matrix is kept plain: packing would save little and cost time
 
@@ -96,7 +99,7 @@ class Snapshot:
             yield
         finally:
             for module, kind in classes.items():
-                module.__class__ = kind
+                become_(module, kind)
                 module.__dict__.pop("_lent", None)
             for place, owner in before:
                 place.put(owner, bypass=False)
@@ -237,10 +240,7 @@ class _Place:
 
     @property
     def gate(self) -> Gate | None:
-        if not parametrize.is_parametrized(self.module, self.leaf):
-            return None
-        first = self.module.parametrizations[self.leaf][0]  # type: ignore[index]
-        return first if isinstance(first, Gate) else None
+        return gate_above(self.module, self.leaf)
 
     @property
     def holder(self) -> dict[str, Any]:
@@ -277,38 +277,40 @@ def _expand_on_access(place: _Place, packed: Packed) -> None:
     only one matrix needs to exist at a time.
     """
     place.module.__dict__.setdefault("_lent", {})[place.leaf] = packed
-    place.module.__class__ = _expanding(type(place.module), place.leaf)
+    become_(place.module, subclass(type(place.module), **{place.leaf: _expanded(place.leaf)}))
 
 
-_EXPANDING: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
-
-
-def _expanding(kind: type[nn.Module], leaf: str) -> type[nn.Module]:
-    """The subclass of a module's class whose attribute is expanded on access, made once."""
-
-    def expanded(module: nn.Module) -> nn.Parameter:
-        return nn.Parameter(module.__dict__["_lent"][leaf].expand(), requires_grad=False)
-
-    if (kind, leaf) not in _EXPANDING:
-        members = {"__module__": kind.__module__, leaf: property(expanded)}
-        _EXPANDING[kind, leaf] = type(kind.__name__, (kind,), members)
-    return _EXPANDING[kind, leaf]
+@functools.cache
+def _expanded(leaf: str) -> property:
+    """The property that expands what is lent under a name."""
+    return property(lambda module: nn.Parameter(module.__dict__["_lent"][leaf].expand(), requires_grad=False))
 
 
 def _places(model: nn.Module) -> dict[str, list[_Place]]:
-    """Every parameter and buffer by its first name, with all places it is used in; gates are seen through."""
+    """Every parameter and buffer by its first name, with all places it is used in. Gates are left out."""
     found: dict[str, list[_Place]] = {}
     first: dict[int, str] = {}
-    gates = {id(part) for module in model.modules() if isinstance(module, Gate) for part in module.modules()}
-    for prefix, module in model.named_modules():
-        if id(module) in gates or (isinstance(module, parametrize.ParametrizationList) and isinstance(module[0], Gate)):
+    modules = dict(model.named_modules())
+    gated = {prefix: _gated_leaves(module) for prefix, module in modules.items()}
+    hidden = {
+        id(part)
+        for prefix, module in modules.items()
+        for leaf, gate in gated[prefix].items()
+        for part in (module.parametrizations[leaf], *gate.modules())
+    }
+    for prefix, module in modules.items():
+        if id(module) in hidden:
             continue
-        wrapped = list(module.parametrizations) if parametrize.is_parametrized(module) else []
-        gated = [leaf for leaf in wrapped if _Place(module, leaf).gate is not None]
-        for leaf in [*module._parameters, *gated, *module._buffers]:
+        for leaf in [*module._parameters, *gated[prefix], *module._buffers]:
             place = _Place(module, leaf)
-            if leaf in gated or place.holder[leaf] is not None:
+            if leaf in gated[prefix] or place.holder[leaf] is not None:
                 path = f"{prefix}.{leaf}" if prefix else leaf
                 name = first.setdefault(id(place.owner), path.replace("_orig_mod.", ""))
                 found.setdefault(name, []).append(place)
     return found
+
+
+def _gated_leaves(module: nn.Module) -> dict[str, Gate]:
+    """The parameters of a module that have a gate above them."""
+    leaves = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
+    return {leaf: gate for leaf in leaves if (gate := gate_above(module, leaf)) is not None}

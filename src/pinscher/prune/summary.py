@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pinscher.models.names import short_blocks, short_names
+
 
 @dataclass(frozen=True)
 class Count:
@@ -21,7 +23,10 @@ def table(counts: Sequence[Count], title: str) -> str:
     kinds = list(dict.fromkeys(c.kind for c in counts))
     blocks = list(dict.fromkeys(c.block for c in counts))
     header = ["layer", *short_names(kinds), "layer whole"]
-    rows = [[_short_block(block, blocks), *_cells([c for c in counts if c.block == block], kinds)] for block in blocks]
+    rows = [
+        [short, *_cells([c for c in counts if c.block == block], kinds)]
+        for block, short in zip(blocks, short_blocks(blocks), strict=True)
+    ]
     rows.append(["all", *_cells(counts, kinds)])
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [
@@ -32,19 +37,6 @@ def table(counts: Sequence[Count], title: str) -> str:
     return "\n".join([title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Each dotted name's shortest ending that no other name has."""
-    shorts = []
-    for name in names:
-        pieces = name.split(".")
-        for length in range(1, len(pieces) + 1):
-            ending = ".".join(pieces[-length:])
-            if sum(f".{other}".endswith("." + ending) for other in names) == 1:
-                break
-        shorts.append(ending)
-    return shorts
-
-
 def _cells(counts: Sequence[Count], kinds: Sequence[str]) -> list[str]:
     return [_percent([c for c in counts if c.kind == kind]) for kind in kinds] + [_percent(counts)]
 
@@ -52,12 +44,3 @@ def _cells(counts: Sequence[Count], kinds: Sequence[str]) -> list[str]:
 def _percent(counts: Sequence[Count]) -> str:
     total = sum(c.total for c in counts)
     return f"{100 * sum(c.zeros for c in counts) / total:.1f} %" if total else "-"
-
-
-def _short_block(block: str, blocks: Sequence[str]) -> str:
-    """A block's path without what all paths have in common."""
-    pieces = [b.split(".") for b in blocks]
-    common = 0
-    while len(pieces) > 1 and all(len(p) > common + 1 for p in pieces) and len({p[common] for p in pieces}) == 1:
-        common += 1
-    return ".".join(block.split(".")[common:]) or "-"

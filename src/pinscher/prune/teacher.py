@@ -1,32 +1,116 @@
 """The objective's second term: L = L_er + D(y_θ(t), y_θ(t_l)), with θ(t_l) the latest best student.
 
 Self-regularisation: at every evaluation (step 0 included) a student that beats the best so far becomes the teacher, so
-the teacher's sparsity rises with the student's. Knowledge distillation: a dense teacher, fixed. In a plain loop:
+the teacher's sparsity rises with the student's. Knowledge distillation: a dense teacher, fixed. With a hardness h and
+weights of hidden states and embeddings:
 
-    loss = loss + teacher.loss(batch, outputs)
+    L = (1 - h) L_er + h D_logits + w_hidden D_hidden + w_embeddings D_embeddings
+
+In a plain loop:
+
+    loss = teacher.joined(loss, teacher.terms(batch, outputs))
     ...
     teacher.consider(validation_score)          # every now and then
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pinscher import settings
+from pinscher.errors import InputError
+from pinscher.prune import hidden
 from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of, named
 from pinscher.prune.sharding import is_managed, local
 from pinscher.prune.snapshot import Snapshot
+from pinscher.settings import NOT_NEGATIVE, POSITIVE, STEPS, Names, Number, setting
 
 OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
+MIXES = ("sum", "entropy")
 CACHEABLE = ("classes", "regression")  # a few numbers an example
 OVERHEAD = 600  # bytes that Python and torch take for each remembered row
 TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # inputs as long as the text
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """Who teaches the student, and how. Every field says what it does in its metadata ("help")."""
+
+    objective: str = setting(
+        "self-regularization",
+        f"{', '.join(OBJECTIVES)}: learn from the best student so far, from a dense teacher, or from the labels alone.",
+        group="Training",
+        takes=Names(OBJECTIVES),
+    )
+    mix: str = setting(
+        "sum",
+        "How the teacher's term joins the loss: sum (paper), or entropy, which weighs both for each example "
+        "(reference code).",
+        group="Training",
+        takes=Names(MIXES),
+    )
+    temperature: float | None = setting(
+        None,
+        "Softens the outputs of student and teacher; by default 1 for sum, 2 for entropy.",
+        group="Training",
+        takes=dataclasses.replace(POSITIVE, most=1e6),
+    )
+    hardness: float | None = setting(
+        None,
+        "Share of the teacher's outputs in the loss: 1 ignores the labels; by default both count whole (paper).",
+        group="Training",
+        takes=Number(0, 1),
+    )
+    hidden_weight: float = setting(
+        0.0,
+        "Weight of the distance between the hidden states of student and teacher, layer by layer.",
+        group="Training",
+        takes=dataclasses.replace(NOT_NEGATIVE, most=1e6),
+    )
+    embeddings_weight: float = setting(
+        0.0,
+        "Weight of the same distance before the first layer.",
+        group="Training",
+        takes=dataclasses.replace(NOT_NEGATIVE, most=1e6),
+    )
+    teacher_start: float = setting(
+        0.0,
+        "Steps before the student may become its own teacher; below 1, a fraction of all steps.",
+        group="Training",
+        takes=STEPS,
+    )
+    teacher_lag: float | None = setting(
+        None,
+        "Reject a self-teacher with more than this multiple of the student's weights; by default none (paper).",
+        group="Training",
+        takes=Number(1, why="a self-teacher has at least the student's weights"),
+    )
+
+    def __post_init__(self) -> None:
+        settings.check(self)
+        self.check_mix()
+
+    def check_mix(self) -> None:
+        """Raises InputError if two settings weigh labels and teacher against each other."""
+        if self.hardness is not None and self.mix == "entropy":
+            raise InputError("hardness weighs labels and teacher for all examples alike: it goes with mix sum.")
+
+    @classmethod
+    def of(cls, config: TeacherConfig | str | None, more: Mapping[str, Any]) -> TeacherConfig:
+        """A config with more settings by name. A text is the objective; `lag` is short for teacher_lag."""
+        told = {"teacher_lag" if name == "lag" else name: value for name, value in more.items()}
+        if isinstance(config, str):
+            config, told = None, {"objective": config, **told}
+        return dataclasses.replace(config or cls(), **told)
 
 
 class Teacher:
@@ -34,50 +118,41 @@ class Teacher:
 
     Args:
         model: the student.
-        objective: "self-regularization", "knowledge-distillation" or "empirical-risk" (no second term).
+        config: a `TeacherConfig`, or only its objective: "self-regularization", "knowledge-distillation" or
+            "empirical-risk" (no second term).
         fixed: the densely fine-tuned teacher of knowledge distillation; used as it is, in evaluation mode.
         kind: what the outputs are: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None finds out, where
             there is no doubt.
-        mix: "sum" adds the divergence to the loss (paper); "entropy" weighs both for each example (reference code).
-        temperature: softens both sides; by default 1 for "sum" and 2 for "entropy".
         greater_is_better: whether a higher validation score is better.
-        lag: how many times as many weights as the student the teacher may have; one with more gives way, whatever its
-            score. None lets it stay until its score is beaten (paper).
         cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off, and so does a
             sharded student, whose forward passes need all ranks.
+        settings: fields of TeacherConfig by name: objective, mix, temperature, hardness, lag, ….
     """
 
     def __init__(
         self,
         model: nn.Module,
-        objective: str = "self-regularization",
+        config: TeacherConfig | str | None = None,
         *,
         fixed: nn.Module | None = None,
         kind: str | None = None,
-        mix: str = "sum",
-        temperature: float | None = None,
         greater_is_better: bool = True,
-        lag: float | None = None,
         cache_bytes: int = 512 << 20,
+        **settings: Any,
     ) -> None:
-        for name, value, allowed in (
-            ("objective", objective, OBJECTIVES),
-            ("kind", kind, (None, *KINDS)),
-            ("mix", mix, ("sum", "entropy")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+        config = TeacherConfig.of(config, settings)
+        if kind not in (None, *KINDS):
+            raise ValueError(f"kind must be one of {', '.join(map(str, (None, *KINDS)))}, not {kind!r}")
+        objective, mix, temperature = config.objective, config.mix, config.temperature
         if (objective == "knowledge-distillation") != (fixed is not None):
             raise ValueError("objective 'knowledge-distillation' needs the teacher as `fixed`, the others take none")
         if fixed is model:
             raise ValueError("the fixed teacher must be another model than the student: it would be frozen with it")
         self.objective, self.kind, self.mix = objective, kind, mix
         self.temperature = temperature if temperature is not None else (2.0 if mix == "entropy" else 1.0)
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature}")
-        if lag is not None and not lag >= 1:
-            raise ValueError(f"lag must be at least 1, not {lag}: a teacher was the student")
-        self.greater_is_better, self.lag = greater_is_better, lag
+        self.hardness = config.hardness
+        self.hidden_weight, self.embeddings_weight = config.hidden_weight, config.embeddings_weight
+        self.greater_is_better, self.lag = greater_is_better, config.teacher_lag
         self.best: float | None = None  # validation score of the teacher
         self.density = 1.0  # part of the weights that the teacher has
         self.changes = 0  # how often the teacher has been replaced
@@ -120,6 +195,11 @@ class Teacher:
     def _is_behind(self, density: float | None) -> bool:
         return self.lag is not None and density is not None and self.density > self.lag * density
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the student has to be called with output_hidden_states=True."""
+        return self.ready and bool(self.hidden_weight or self.embeddings_weight)
+
     def loss(self, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """The term to add to the student's loss for this batch; zero while there is no teacher.
 
@@ -127,35 +207,77 @@ class Teacher:
             batch: the model's inputs, labels included.
             outputs: the student's outputs for that batch, or its logits.
         """
-        if not self.ready:
+        if self.hardness is not None:
+            raise ValueError("with a hardness the labels' loss counts in part: use joined(loss, terms(batch, outputs))")
+        terms = self.terms(batch, outputs)
+        if not terms:
             tensors = [outputs] if isinstance(outputs, Tensor) else [*named(outputs).values()]
             return next(t for t in tensors if isinstance(t, Tensor)).new_zeros(())
+        return self.joined(next(iter(terms.values())).new_zeros(()), terms)
+
+    def joined(self, loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+        """The student's loss together with the teacher's terms."""
+        if not terms:
+            return loss
+        share = self.hardness
+        total = loss + terms["logits"] if share is None else (1 - share) * loss + share * terms["logits"]
+        if "hidden" in terms:
+            total = total + self.hidden_weight * terms["hidden"]
+        if "embeddings" in terms:
+            total = total + self.embeddings_weight * terms["embeddings"]
+        return total
+
+    def terms(self, batch: Mapping[str, Any], outputs: Any) -> dict[str, Tensor]:
+        """How far the student is from the teacher: in "logits", and in "hidden" states and "embeddings" if they have a
+        weight. Nothing while there is no teacher.
+
+        Args:
+            batch: the model's inputs, labels included.
+            outputs: the student's outputs for that batch, with hidden states if `reads_hidden`; or its logits.
+        """
+        if not self.ready:
+            return {}
         if self.snapshot is not None:
             self.snapshot.own_what_thawed()  # in every step, for the next one may change it
         kind = self.kind or infer_kind(outputs)
+        if not self.reads_hidden:
+            return {"logits": self._logits_term(batch, outputs, self._outputs(batch, kind), kind)}
+        mine = hidden.streams_of(outputs, batch)
+        its = self._run(_inputs(batch, kind) | {"output_hidden_states": True})
+        theirs = hidden.streams_of(its, batch)
+        terms = {"logits": self._logits_term(batch, outputs, logits_of(its, kind), kind)}
+        if self.hidden_weight:
+            terms["hidden"] = hidden.layers_term(mine, theirs)
+        if self.embeddings_weight:
+            terms["embeddings"] = hidden.embeddings_term(mine, theirs)
+        return terms
+
+    def _logits_term(self, batch: Mapping[str, Any], outputs: Any, its: tuple[Tensor, ...], kind: str) -> Tensor:
         student = logits_of(outputs, kind)
-        teacher = [logits.to(student[0].device) for logits in self._outputs(batch, kind)]
+        teacher = [logits.to(student[0].device) for logits in its]
         if kind == "regression":
             # The reference code leaves regression to the labels.
             return F.mse_loss(student[0], teacher[0]) if self.mix == "sum" else student[0].new_zeros(())
         terms = []
-        for side, (mine, its) in enumerate(zip(student, teacher, strict=True)):
-            both = compared(kind, mine, its, batch, side)
+        for side, (mine, other) in enumerate(zip(student, teacher, strict=True)):
+            both = compared(kind, mine, other, batch, side)
             terms.append(both.divergence(self.temperature) if self.mix == "sum" else both.mixed(self.temperature))
         return torch.stack(terms).mean()
 
     # ------------------------------------------------------------ the teacher's outputs
 
     def _outputs(self, batch: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
-        inputs = {name: value for name, value in batch.items() if not _is_label(name) or kind == "seq2seq-lm"}
+        """The teacher's logits; few numbers an example are remembered."""
+        inputs = _inputs(batch, kind)
         keys = _fingerprints(inputs) if kind in CACHEABLE and self.cache_bytes and not self._together else []
         if not keys:
-            return self._run(inputs, kind)
+            return logits_of(self._run(inputs), kind)
         unknown = [row for row, key in enumerate(keys) if key not in self._cache]
         fresh: dict[bytes, Tensor] = {}
         if unknown:
             some = {n: v[unknown] if isinstance(v, Tensor) and v.dim() else v for n, v in inputs.items()}
-            fresh = dict(zip([keys[row] for row in unknown], self._run(some, kind)[0].cpu(), strict=True))
+            said = logits_of(self._run(some), kind)[0].cpu()
+            fresh = dict(zip([keys[row] for row in unknown], said, strict=True))
         rows = torch.stack([fresh[key] if key in fresh else self._cache[key] for key in keys])
         for key, row in fresh.items():
             self._remember(key, row)
@@ -172,10 +294,9 @@ class Teacher:
             self._cache[key] = row.clone()
             self._cached += size
 
-    def _run(self, inputs: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
+    def _run(self, inputs: Mapping[str, Any]) -> Any:
         with torch.no_grad():
-            outputs = self._fixed[0](**inputs) if self._fixed else self.snapshot(inputs)  # type: ignore[misc]
-        return logits_of(outputs, kind)
+            return self._fixed[0](**inputs) if self._fixed else self.snapshot(inputs)  # type: ignore[misc]
 
     # ------------------------------------------------------------ state
 
@@ -209,6 +330,11 @@ class Teacher:
     def nbytes(self) -> int:
         """Memory of the snapshot and of remembered outputs."""
         return (self.snapshot.nbytes if self.snapshot is not None else 0) + self._cached
+
+
+def _inputs(batch: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What the teacher is called with: it needs labels only where they are a decoder's inputs."""
+    return {name: value for name, value in batch.items() if not _is_label(name) or kind == "seq2seq-lm"}
 
 
 def _is_label(name: str) -> bool:

@@ -14,16 +14,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune.calibrated import Batches, Calibrated, listed, run
+from pinscher.prune.calibration import Batches, listed, run
 from pinscher.prune.hessian import Keep, shares
-from pinscher.prune.patterns import Layout, NofM
+from pinscher.prune.patterns import Layout
 from pinscher.prune.ranking import Ranking
 from pinscher.prune.sites import Site, evaluating
+
+if TYPE_CHECKING:
+    from pinscher.prune.calibrated import Calibrated
 
 
 class _EnoughError(Exception):
@@ -58,8 +61,8 @@ def prune_blocks_(
         if layout is None:
             dealt = shares(ranking.count(density), [site.numel for site in sites])
             keeps = dict(zip([site.name for site in sites], dealt, strict=True))
-        elif isinstance(layout.pattern, NofM) and scope is None:
-            keeps = dict.fromkeys([site.name for site in sites], (layout.pattern.n, layout.pattern.m))
+        elif layout.pattern.of_neighbours is not None and scope is None:
+            keeps = dict.fromkeys([site.name for site in sites], layout.pattern.of_neighbours)
         else:
             keeps = _ranked(walk, ranking, layout, density)
             if layout.pattern.whole:  # single zeros of a unit that stays do not matter

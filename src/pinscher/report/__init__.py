@@ -1,1 +1,1 @@
-"""Reads run folders and checkpoints, and shows what pruning did."""
+"""Reads run folders and shows what pruning did, on a page and in figures."""

@@ -1,11 +1,11 @@
-"""The paper's analyses as tables: where weights survive, how concentrated, of what rank and value, and how it went.
+"""The paper's analyses as tables: surviving weights, their concentration, rank and values, and the training curves.
 
-Pure functions over arrays. A matrix is [outputs, inputs]: its rows are what a layer computes.
+Pure functions over arrays. A matrix is [outputs, inputs].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def rank_reference(weight: Array) -> int:
 
 
 def gini(shares: Array) -> float:
-    """How unequally something is spread: 0 if all have the same, near 1 if one has all."""
+    """The Gini coefficient: 0 if all values are equal, near 1 if one value makes up the whole sum."""
     values = np.sort(np.asarray(shares, np.float64))
     total = values.sum()
     if not total:
@@ -52,7 +52,7 @@ def gini(shares: Array) -> float:
 
 
 def measures(weight: Array) -> dict[str, float]:
-    """What one matrix has become: density, rank as a share of the full one, and how concentrated its weights are."""
+    """Figures of one matrix: density, rank as a share of full rank, concentration of its weights."""
     alive = weight != 0
     rows, columns = alive.mean(1), alive.mean(0)
     return {
@@ -90,7 +90,7 @@ def histogram(weights: Iterable[Array], limit: float) -> dict[str, Any]:
 
 
 def thin(x: Array, y: Array, most: int = POINTS) -> tuple[Array, Array]:
-    """At most `most` points that look like the whole curve (largest triangle, three buckets); ends are kept."""
+    """At most `most` points that keep the shape of the curve and its ends (largest triangle, three buckets)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     good = np.isfinite(y)
     x, y = x[good], y[good]
@@ -109,35 +109,9 @@ def thin(x: Array, y: Array, most: int = POINTS) -> tuple[Array, Array]:
 
 
 def churn(steps: Array, returned: Array, maskings: Array) -> tuple[Array, Array]:
-    """How many weights came back in a masking, on average over the maskings between two lines of the log."""
+    """Weights that returned in a masking, averaged over the maskings between two lines of the log."""
     first = np.concatenate(([0.0], maskings[:-1]))
     before = np.concatenate(([0.0], returned[:-1]))
     made = maskings - first
     some = made > 0
     return steps[some], (returned - before)[some] / made[some]
-
-
-# ------------------------------------------------------------ names
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Each dotted name's shortest ending that no other name has."""
-    shorts = []
-    for name in names:
-        pieces = name.split(".")
-        endings = [".".join(pieces[-length:]) for length in range(1, len(pieces) + 1)]
-        alone = [e for e in endings if sum(f".{other}".endswith(f".{e}") for other in names) == 1]
-        shorts.append(alone[0] if alone else name)
-    return shorts
-
-
-def short_blocks(blocks: Sequence[str]) -> list[str]:
-    """Paths of blocks without what all of them have in common: mostly their numbers."""
-    pieces = [block.split(".") for block in blocks]
-    common = 0
-    if len(pieces) > 1:
-        while all(len(p) > common + 1 for p in pieces) and len({p[common] for p in pieces}) == 1:
-            common += 1
-    else:
-        common = max(0, len(pieces[0]) - 1) if pieces else 0
-    return [".".join(p[common:]) or "-" for p in pieces]

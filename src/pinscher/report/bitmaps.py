@@ -1,4 +1,4 @@
-"""The 0/1 patterns of a run's matrices as text for a page: one bit a weight, deflated; coarser where that is too much.
+"""The 0/1 patterns of a run's matrices as text for a page: one bit per weight, deflated, or coarser if too large.
 
 A pattern that would not fit is shown as squares of `factor` x `factor` weights, each with the share that is kept.
 """
@@ -20,7 +20,7 @@ FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class Pattern:
-    """A matrix's pattern as it stands in the page."""
+    """A matrix's pattern as the page holds it."""
 
     rows: int
     columns: int
@@ -29,12 +29,12 @@ class Pattern:
 
 
 def pack(mask: Array) -> bytes:
-    """A mask's bits, eight to a byte, each row from a new byte on; deflated."""
+    """A mask's bits, eight to a byte, each row starting on a new byte; deflated."""
     return zlib.compress(np.packbits(mask, axis=1).tobytes(), 6)
 
 
 def unpack(packed: bytes, rows: int, columns: int) -> Array:
-    """The mask again."""
+    """The inverse of `pack`."""
     bits = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(rows, -1)
     return np.unpackbits(bits, axis=1, count=columns).astype(bool)
 
@@ -48,7 +48,7 @@ def coarse(mask: Array, factor: int) -> Array:
 
 
 def cells(pattern: Pattern) -> Array:
-    """What a page's pattern shows: 0 to 255, a cell for each weight or square."""
+    """The cells of a page's pattern, 0 to 255: one for each weight or square."""
     data = base64.b64decode(pattern.data)
     if pattern.factor == 1:
         return unpack(data, pattern.rows, pattern.columns).astype(np.uint8) * 255

@@ -1,4 +1,4 @@
-"""All that a report shows of some runs, as plain data: what the page embeds and the figures draw."""
+"""Everything that a report shows of some runs, as plain data for the page and the figures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pinscher.report import analysis, bitmaps, runs
 from pinscher.report.analysis import Array
 from pinscher.report.bitmaps import Pattern
 from pinscher.report.runs import Log, Run, Series
+from pinscher.runfolder import read_json
 
 TEACHERS = 1000  # marks at most
 CURVES = ("loss", "loss_er", "loss_sr", "lr")
@@ -35,7 +36,7 @@ class Facts:
 
 @dataclass
 class _Weights:
-    """What was found in a run's model."""
+    """The matrices of a run's model: tables, packed patterns and ranges."""
 
     tables: list[Table]
     packed: list[tuple[bytes, int, int]]
@@ -46,9 +47,9 @@ def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = 
     """Reads and analyses runs.
 
     Args:
-        folders: what `pinscher prune` left, or a comparison's cells.
-        watching: whether the page is to load itself anew while a run goes on.
-        say: is told what is being read.
+        folders: run folders, also those of a comparison's cells.
+        watching: whether the page reloads itself until the runs have finished.
+        say: called with what is being read.
     """
     read = runs.named([runs.read(folder) for folder in folders])
     dense = [run.dense for run in read]
@@ -59,7 +60,7 @@ def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = 
     for run, weights, twin, twin_weights in zip(read, found, dense, twins, strict=True):
         table = _head(run) | _curves(run) | {"matrices": weights.tables, "values": _values(run, weights, limit)}
         table["files"] = _files(run)
-        table["bench"] = runs.json_of(run.folder / "bench.json") or None
+        table["bench"] = run.files.read_bench() or None
         table["dense"] = None if twin is None or twin_weights is None else _twin(twin, twin_weights, limit)
         tables.append(table)
     made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -103,13 +104,13 @@ def _head(run: Run) -> Table:
 
 
 def _main(run: Run) -> str | None:
-    """The task's score; of a run that neither says it nor has a result, the first in its log."""
+    """The task's main score; for a run that neither names it nor has a result, the first score in its log."""
     found: str | None = run.result.get("main") or run.data.get("score") or next(iter(run.log.scores), None)
     return found
 
 
 def _remarks(run: Run) -> list[str]:
-    """What a reader should know of the folder itself."""
+    """Remarks about the run folder itself."""
     said = []
     if run.log.unread > 1:  # one may be in the middle of being written
         said.append(f"{run.log.unread} lines of log.jsonl could not be read.")
@@ -139,7 +140,7 @@ def _curves(run: Run) -> Table:
 
 
 def _churn(log: Log, total: int) -> Table | None:
-    """Weights that return in a masking, as a share of all prunable ones, and how many returns there were."""
+    """Weights that return in a masking, as a share of all prunable ones, and the total number of returns."""
     if not total or not {"returned", "maskings"} <= set(log.train) or log.train["maskings"].values[-1] < 1:
         return None
     steps, returned = log.train["returned"].arrays()
@@ -172,7 +173,7 @@ def _weights(run: Run, say: Say, patterned: bool = True) -> _Weights:
 
 
 def _limit(weights: _Weights) -> float:
-    """Where the histogram ends: a little past where most matrices do, not at the widest one."""
+    """The range of the histogram: slightly more than most matrices need, not that of the widest one."""
     total = sum(count for _, count in weights.reaches)
     return 1.2 * sum(reach * count for reach, count in weights.reaches) / total if total else 0.0
 
@@ -184,7 +185,7 @@ def _values(run: Run, weights: _Weights, limit: float) -> Table | None:
 
 
 def _twin(run: Run, weights: _Weights, limit: float) -> Table:
-    """What is compared with the dense run."""
+    """The parts of the dense run that are shown beside the pruned one."""
     kept = ("layer", "kind", "rows", "columns", "rank")
     return {
         "status": run.status,
@@ -198,12 +199,12 @@ def _twin(run: Run, weights: _Weights, limit: float) -> Table:
 
 def _files(run: Run) -> Table:
     """Bytes of the weights, as trained and as stored; scores as stored."""
-    stored = runs.json_of(run.folder / "eval-export" / "scores.json").get("metrics") or {}
-    return {"model": runs.size(run.folder / "model"), "export": runs.size(run.folder / "export"), "stored": stored}
+    stored = read_json(run.files.export_scored / "scores.json").get("metrics") or {}
+    return {"model": runs.size(run.files.model), "export": runs.size(run.files.export), "stored": stored}
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows neither NaN nor numpy."""
+    """Converts numpy values and NaN to what JSON can hold."""
     if isinstance(value, dict):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of some runs: data, style and script in one file; nothing comes from a network."""
+"""One self-contained HTML page about some runs: data, style and script in one file, nothing from a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from pinscher import checkpoint
+from pinscher import files
 from pinscher.report.facts import Facts
 
 NAMED = 3  # runs that the title names
@@ -16,7 +16,7 @@ SCRIPTS = ("charts.js", "pattern.js", "page.js")
 
 
 def build(facts: Facts, refresh: float | None = None) -> str:
-    """The page as text; with `refresh` the browser loads it anew after so many seconds."""
+    """The page as text; with `refresh` the browser reloads it after that many seconds."""
     tables = facts.data["runs"]
     title = " · ".join(table["name"] for table in tables) if len(tables) <= NAMED else f"{len(tables)} runs"
     again = "" if refresh is None else f'<meta http-equiv="refresh" content="{max(1, round(refresh))}">'
@@ -31,7 +31,7 @@ def build(facts: Facts, refresh: float | None = None) -> str:
 
 
 def embedded(data: object) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element or start a comment."""
+    """JSON for a script element: nothing in it can end the element or start a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -39,7 +39,7 @@ def embedded(data: object) -> str:
 
 
 def _patterns(facts: Facts) -> list[str]:
-    """Each pattern in an element of its own: the browser reads the one that is looked at."""
+    """Each pattern in its own element: the browser reads only the one that is shown."""
     return [
         f'<script type="text/plain" id="pattern-{run}-{place}" data-factor="{pattern.factor}">{pattern.data}</script>'
         for run, found in enumerate(facts.patterns)
@@ -52,5 +52,5 @@ def _part(name: str) -> str:
 
 
 def write(facts: Facts, path: str | Path, every: float | None = None) -> Path:
-    """Writes the page, whole or not at all; while runs go on, one that loads itself anew after `every` seconds."""
-    return checkpoint.write_text(path, build(facts, every if facts.data["watching"] else None))
+    """Writes the page, completely or not at all; while runs are unfinished, it reloads itself every `every` seconds."""
+    return files.write_text(path, build(facts, every if facts.data["watching"] else None))

@@ -1,4 +1,4 @@
-"""The report's figures as PNG and SVG, fit for a paper: small, plain, colours that everyone can tell apart."""
+"""The report's figures as PNG and SVG for a paper: small, plain, in colours that everyone can tell apart."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ Runs = list[tuple[str, Table]]  # colour, run
 
 
 def write(facts: Facts, folder: str | Path, matrix: str | None = None) -> list[Path]:
-    """Writes every figure there is something to show in, as PNG and SVG; returns the files.
+    """Writes every figure that has data, as PNG and SVG; returns the files.
 
     Args:
         facts: the runs.
-        folder: where to; it is made if need be.
+        folder: where to write; it is created if needed.
         matrix: the ending of the name of the matrix whose pattern is drawn; by default one of the middle layer.
     """
     import matplotlib as mpl
@@ -75,7 +75,7 @@ def write(facts: Facts, folder: str | Path, matrix: str | None = None) -> list[P
 
 
 def check(facts: Facts, matrix: str | None) -> None:
-    """Refuses the name of a matrix that no run has, before anything is written."""
+    """Rejects the name of a matrix that no run has, before anything is written."""
     _place_of(facts, matrix)
 
 
@@ -108,7 +108,7 @@ def _figure(width: float = WIDE, height: float = HIGH, columns: int = 1) -> tupl
 
 
 def _from_zero(axes: Any) -> None:
-    """Shares are drawn from nought up, with some air above."""
+    """Starts the axis at zero and leaves some space above."""
     top = max((float(np.max(line.get_ydata())) for line in axes.lines), default=0.0)
     axes.set_ylim(0, 1.08 * top or 1.0)
 

@@ -1,23 +1,22 @@
-"""Run folders as plain values: config.yaml, log.jsonl, result.json, model/, export/, bench.json; whatever is there."""
+"""Runs as plain values, read from the files that their folders hold so far."""
 
 from __future__ import annotations
 
 import array
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from pinscher.errors import InputError
-from pinscher.report.analysis import Array, short_blocks, short_names
+from pinscher.models.names import short_blocks, short_names
+from pinscher.report.analysis import Array
+from pinscher.runfolder import RunFolder
 
 WEIGHTS = "*.safetensors"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
@@ -33,13 +32,13 @@ class Series:
 
 @dataclass
 class Log:
-    """A run's log: figures of training and of evaluations by name, and the steps at which the teacher changed."""
+    """A run's log: figures of training and of evaluations by name, and when the teacher changed."""
 
     train: dict[str, Series] = field(default_factory=dict)
     scores: dict[str, Series] = field(default_factory=dict)
     teachers: Series = field(default_factory=Series)
     step: float = 0.0
-    unread: int = 0  # lines that are not what a run writes
+    unread: int = 0  # lines that a run would not write
 
 
 @dataclass(frozen=True)
@@ -72,17 +71,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        said = str(self.result.get("status") or "running")
-        log, result = self.folder / "log.jsonl", self.folder / "result.json"
-        if said == "interrupted" and log.exists() and log.stat().st_mtime > result.stat().st_mtime:
-            return "running"  # again
-        return said
+        return self.files.status
+
+    @property
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     @property
     def dense(self) -> Run | None:
-        """The dense twin of --baseline, if it has begun."""
-        inner = self.folder / "dense"
-        return read(inner) if (inner / "config.yaml").exists() else None
+        """The dense run of --baseline, if it has started."""
+        twin = self.files.dense
+        return read(twin.path) if twin.is_run else None
 
 
 def read(folder: str | Path) -> Run:
@@ -96,32 +95,26 @@ def read(folder: str | Path) -> Run:
         raise InputError(f"{folder} does not exist: give the folder of a run, as pinscher prune left it.")
     if (folder / "comparison.yaml").exists():
         raise InputError(f"{folder} is a comparison: give some of its runs, {folder / 'cells'}/….")
-    if not (folder / "config.yaml").exists():
-        raise InputError(f"{folder} is not a run: it has no config.yaml.")
-    try:
-        known = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / 'config.yaml'} is damaged: {' '.join(str(error).split())}") from None
-    if not isinstance(known, dict) or not isinstance(known.get("run"), dict):
-        raise InputError(f"{folder / 'config.yaml'} is not a run's: it has no settings under `run`.")
+    run = RunFolder(folder)
+    known = run.read_config()
     try:
         sites = _sites(known.get("sites") or [])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / 'config.yaml'} is damaged: its sites lack {error}.") from None
+        raise InputError(f"{run.config} is damaged: its sites lack {error}.") from None
     return Run(
         folder,
         folder.resolve().name,
         known["run"],
         known.get("versions") or {},
         known.get("data") or {},
-        json_of(folder / "result.json"),
+        run.read_result(),
         sites,
-        read_log(folder / "log.jsonl"),
+        read_log(run),
     )
 
 
 def named(runs: Sequence[Run]) -> list[Run]:
-    """The same runs with names that tell them apart: as much of each path as that takes."""
+    """The same runs with unique names: the shortest unique endings of their paths."""
     found = []
     paths = [run.folder.resolve().parts for run in runs]
     for place, run in enumerate(runs):
@@ -130,19 +123,6 @@ def named(runs: Sequence[Run]) -> list[Run]:
             if sum(path[-length:] == ending for path in paths) == 1:
                 break
         found.append(dataclasses.replace(run, name="/".join(ending)))
-    return found
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing if it is not there."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is damaged: it does not hold an object.")
     return found
 
 
@@ -166,28 +146,24 @@ def _sites(records: list[dict[str, Any]]) -> list[Site]:
 # ------------------------------------------------------------ log.jsonl
 
 
-def read_log(path: Path) -> Log:
-    """Reads a log line by line; what a kill or a run under way cut off is passed over."""
+def read_log(run: RunFolder) -> Log:
+    """Sorts the events of a run's log into series."""
     log = Log()
-    if not path.exists():
-        return log
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                told = json.loads(line)
-                _take(log, told, float(told["step"]))
-            except (ValueError, KeyError, TypeError):
-                log.unread += bool(line.strip())
+    for event in run.events():
+        try:
+            _take(log, event or {})
+        except (ValueError, KeyError, TypeError):
+            log.unread += 1
     return log
 
 
-def _take(log: Log, told: dict[str, Any], step: float) -> None:
-    event = told["event"]
-    if event == "teacher":
-        _add(log.teachers, step, told.get("teacher_score"))
-    elif event in ("train", "eval"):
-        group = log.train if event == "train" else log.scores
-        for name, value in told.items():
+def _take(log: Log, event: dict[str, Any]) -> None:
+    kind, step = event["event"], float(event["step"])
+    if kind == "teacher":
+        _add(log.teachers, step, event.get("teacher_score"))
+    elif kind in ("train", "eval"):
+        group = log.train if kind == "train" else log.scores
+        for name, value in event.items():
             if name not in ("event", "step", "epoch", "seconds") and isinstance(value, int | float):
                 _add(group.setdefault(name.removeprefix("eval_"), Series()), step, value)
     log.step = max(log.step, step)
@@ -202,14 +178,14 @@ def _add(series: Series, step: float, value: Any) -> None:
 
 
 def has_model(run: Run) -> bool:
-    return any((run.folder / "model").glob(WEIGHTS))
+    return any(run.files.model.glob(WEIGHTS))
 
 
 def matrices(run: Run) -> Iterator[tuple[Site, Array]]:
-    """The prunable matrices of a run's model, [outputs, inputs], one at a time; those it lacks are passed over."""
+    """The prunable matrices of a run's model, [outputs, inputs], one at a time; missing ones are skipped."""
     from safetensors import SafetensorError, safe_open
 
-    for path in sorted((run.folder / "model").glob(WEIGHTS)):
+    for path in sorted(run.files.model.glob(WEIGHTS)):
         try:
             # torch, not numpy: it knows bfloat16.
             with safe_open(path, framework="pt") as file:
@@ -224,7 +200,7 @@ def matrices(run: Run) -> Iterator[tuple[Site, Array]]:
 
 
 def _stored(tensor: str, names: set[str]) -> str | None:
-    """A tensor's name in the file: some models' files leave the prefix of their base model out, or add one."""
+    """A tensor's name in the file: some files omit the prefix of the base model, or add one."""
     if tensor in names:
         return tensor
     tail = tensor.partition(".")[2]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pinscher.errors import InputError
+from pinscher.models.families import family_of
 from pinscher.runtime import engines
 from pinscher.runtime.engines import Arrays, Worker
 from pinscher.store import onnx, saving
@@ -35,11 +36,16 @@ def available(wanted: list[str] | None = None) -> list[str]:
     for name in wanted or []:
         if name not in engines.BUILD:
             raise InputError(f"unknown engine {name!r}: there are {', '.join(engines.BUILD)}.")
-        if name in engines.PACKAGES and not importlib.util.find_spec(engines.PACKAGES[name]):
-            raise InputError(f"the engine {name} needs the package {engines.PACKAGES[name]}.")
+        if missing := _missing(name):
+            raise InputError(f"the engine {name} needs {missing[0]}. Install it with: pip install {' '.join(missing)}")
     if wanted:
         return ["torch", *(name for name in wanted if name != "torch")]  # the others are compared with it
-    return [n for n in engines.BUILD if n not in engines.PACKAGES or importlib.util.find_spec(engines.PACKAGES[n])]
+    return [name for name in engines.BUILD if not _missing(name)]
+
+
+def _missing(engine: str) -> list[str]:
+    """The packages that an engine needs and that are not installed."""
+    return [name for name in engines.PACKAGES.get(engine, ()) if importlib.util.find_spec(name) is None]
 
 
 def prepare(
@@ -52,15 +58,34 @@ def prepare(
     for values, name in (("fp32", "small-fp32"), ("int8", "small-int8")):
         if name in wanted:
             saving.save_pretrained(model, folder / name, values=values)
-    if any(path.startswith("onnx") for path in wanted):
+    if any(path.startswith(("onnx", "openvino")) for path in wanted):
         (folder / "onnx").mkdir()
         try:
             onnx.export(model, folder / "onnx", tokenizer, task_batches=batches)
-            _fuse(model, folder / "onnx")
+            if any(path.startswith("openvino") for path in wanted):
+                _convert(model, folder, batches, quantised=engines.FILES["openvino-int8"] in wanted)
+            if any(path.startswith("onnx") for path in wanted):
+                _fuse(model, folder / "onnx")
         except InputError as error:
-            say(f"without ONNX: {error}")
-            names = [name for name in names if not engines.FILES[name].startswith("onnx")]
+            say(f"without ONNX and OpenVINO: {error}")
+            names = [name for name in names if not engines.FILES[name].startswith(("onnx", "openvino"))]
     return {name: _size(folder / engines.FILES[name]) for name in names}
+
+
+def _convert(model: Any, folder: Path, batches: Any, quantised: bool) -> None:
+    """What users of OpenVINO do: convert the model, and quantise it with NNCF on rows of the task if there are any."""
+    openvino = importlib.import_module("openvino")
+    converted = openvino.Core().read_model(folder / "onnx" / onnx.FP32)
+    openvino.save_model(converted, folder / engines.FILES["openvino"], compress_to_fp16=False)
+    if not quantised:
+        return
+    nncf = importlib.import_module("nncf")
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    names = {name for port in converted.inputs for name in port.names}
+    rows = [{name: np.asarray(value) for name, value in batch.items() if name in names} for batch in batches or ()]
+    rows = rows or [{name: v for name, v in inputs_of(model, 8, 64).items() if name in names}]
+    made = nncf.quantize(converted, nncf.Dataset(rows), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows))
+    openvino.save_model(made, folder / engines.FILES["openvino-int8"])
 
 
 def _fuse(model: Any, folder: Path) -> None:
@@ -70,17 +95,19 @@ def _fuse(model: Any, folder: Path) -> None:
 
     onnxruntime.set_default_logger_severity(3)  # it warns of what its own tools leave behind
     logging.getLogger().setLevel(logging.ERROR)
-    if model.config.model_type in ("bert", "electra", "roberta", "xlm-roberta", "camembert"):
+    family = family_of(model)
+    if family is not None and family.onnx_fusion:
         from onnxruntime.transformers.fusion_options import FusionOptions
         from onnxruntime.transformers.optimizer import optimize_model
 
         plain, divided = folder / "plain.onnx", folder / "divided.onnx"
         shutil.move(folder / onnx.FP32, plain)
         _divide(plain, divided)
-        heads, width = model.config.num_attention_heads, model.config.hidden_size
-        how = FusionOptions("bert")
+        kind, heads = family.onnx_fusion, getattr(model.config, family.heads)
+        how = FusionOptions(kind)
         how.use_raw_attention_mask(True)
-        fused = optimize_model(str(divided), "bert", num_heads=heads, hidden_size=width, optimization_options=how)
+        sizes = {"num_heads": heads, "hidden_size": model.config.hidden_size}
+        fused = optimize_model(str(divided), kind, **sizes, optimization_options=how)
         fused.save_model_to_file(str(folder / onnx.FP32))
     how = {"DefaultTensorType": 1}  # fp32, for what comes out of a fused node
     files = folder / onnx.FP32, folder / "dynamic.onnx"
@@ -105,7 +132,7 @@ def _divide(path: Path, target: Path) -> None:
 
 def _size(path: Path) -> int:
     if path.is_file():
-        return path.stat().st_size
+        return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
@@ -134,7 +161,9 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
     random = np.random.default_rng(0)
     ids = random.integers(5, model.config.vocab_size, (batch, length))
     found = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    return found | ({"token_type_ids": np.zeros_like(ids)} if model.config.model_type in onnx.TYPED else {})
+    family = family_of(model)
+    has_types = family is not None and family.tokenizer_gives_types
+    return found | ({"token_type_ids": np.zeros_like(ids)} if has_types else {})
 
 
 def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, Any]]:

@@ -11,27 +11,20 @@ from torch import Tensor
 
 from pinscher import native
 from pinscher.errors import InputError
+from pinscher.models.families import Family, max_positions
 from pinscher.runtime.encoder import Layers, embedded, native_layers
-from pinscher.runtime.families import Family
-from pinscher.runtime.kernels import Weights
+from pinscher.runtime.kernels import Weights, core
+from pinscher.store.streams import DamagedError
 
 Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
 MODES = ("auto", "int8", "fp32")
-# The density from which on a dense product is as fast, on the slower of the shapes that benchmarks/latency.py times. A
-# table, not a measurement at every start: the same model must give the same outputs every time. 0: fp32 is faster.
-BREAK_EVEN = {
-    "avx512": {"int8": 0.6, "fp32": 0.45},
-    "avx2": {"int8": 0.75, "fp32": 0.6},
-    "neon": {"int8": 0.75, "fp32": 0.6},
-    "scalar": {"int8": 0.0, "fp32": 0.85},
-}
 LIMIT = 0.02  # how far int8 may move the last hidden state; see docs/runtime.md for what that means for predictions
 SAMPLE = 64  # tokens that are looked at for it
 
 
 def kind_of(weights: Weights, mode: str) -> str:
     """The kind that the mode allows and that is fastest for this density."""
-    limits = BREAK_EVEN[native.isa()]
+    limits = core().break_even(native.isa())  # native/isas.inc: 0 for int8 where fp32 is always faster
     kind = "int8" if mode != "fp32" and limits["int8"] else "fp32"
     return kind if weights.density < limits[kind] else "dense"
 
@@ -41,6 +34,8 @@ def packed_as(name: str, weights: Lazy, mode: str) -> Any:
     try:
         found = weights()
         return found.pack(kind_of(found, mode))
+    except DamagedError:
+        raise  # which names the file and the matrix
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -124,5 +119,4 @@ def _sample(base: Any) -> Tensor:
     """Random tokens [1, some], always the same."""
     generator = torch.Generator().manual_seed(0)
     config = base.config.get_text_config()
-    longest = min(SAMPLE, (getattr(config, "max_position_embeddings", None) or SAMPLE + 2) - 2)
-    return torch.randint(0, config.vocab_size, (1, max(1, longest)), generator=generator)
+    return torch.randint(0, config.vocab_size, (1, min(SAMPLE, max_positions(config))), generator=generator)

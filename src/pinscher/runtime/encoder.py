@@ -1,7 +1,8 @@
 """A BERT-family model whose layers run in native code: the same class, the same call, the same outputs.
 
-Tokens that the attention mask hides are not computed; their hidden states come out as zeros. Where only the first token
-of a row is read, as by a classifier, most of the last layer is not computed either.
+Tokens that the attention mask hides are not computed; their hidden states come out as zeros. A row's first token is
+computed even if it is hidden, since poolers and heads read it: it attends to the others, none to it. Where only that
+one is read, as by a classifier, most of the last layer is not computed either.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from torch.nn.modules import module as torch_module
 
 from pinscher import native
 from pinscher.errors import InputError
-from pinscher.runtime import kernels
-from pinscher.runtime.families import ACTIVATIONS, Family, relative_table
+from pinscher.models import surgery
+from pinscher.models.families import ACTIVATIONS, FAMILIES, Family, type_of
+from pinscher.runtime import guards, kernels
 
-TYPED = ("bert", "camembert", "electra", "roberta", "xlm-roberta")  # these have embeddings of token types
-SHIFTED = ("camembert", "mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
-# The base model whose caller reads first tokens only.
+# The base model whose caller reads first tokens only. A context variable, since the caller is transformers' own code:
+# not all of its classifiers pass further arguments on to the base model (MPNet's does not), and an attribute would be
+# seen by calls from other threads.
 ONLY_FIRST: ContextVar[Any] = ContextVar("only_first", default=None)
 
 
-class Layers(nn.Module):
+class Layers(guards.Unpicklable, nn.Module):
     """Stands where the embeddings and layers were."""
 
     def __init__(self, layers: Any, packed: list[list[Any]], width: int, threads: int, embeds: bool) -> None:
@@ -64,33 +66,36 @@ class Layers(nn.Module):
                 has to be computed whole for another reason.
         """
         seen = None if mask is None or bool(mask.all()) else mask.bool()
-        lengths = [shape[1]] * shape[0] if seen is None else [n for n in seen.sum(1).tolist() if n]
+        seen, lengths, hides = _computed(seen, shape)
         tokens = sum(lengths)
         chosen = [_flat(index if seen is None else index[seen]).numpy() for index in indices]
         rows = None
         if hidden is not None:
             rows = (hidden if seen is None else hidden[seen]).detach().float().reshape(-1, self.width).contiguous()
-        first = first and not every and tokens > 0 and self.count > 0 and (seen is None or bool(seen[:, 0].all()))
-        out = torch.empty(len(lengths) if first else tokens, self.width)
-        states = torch.empty((self.count + 1) * tokens, self.width) if every else None
+        first = first and not every and tokens > 0 and self.count > 0 and len(lengths) == shape[0]
+        out = torch.empty(len(lengths) if first else tokens, self.width, dtype=torch.float32)
+        states = torch.empty((self.count + 1) * tokens, self.width, dtype=torch.float32) if every else None
         if tokens:
             given = None if rows is None else rows.numpy()
             all_states = None if states is None else states.numpy()
             pool = native.pool(self.threads)
-            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states, first)
+            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states, first, hides)
         if first:
             return out.view(shape[0], 1, self.width), None
 
         def placed(some: Tensor) -> Tensor:
             if seen is None:
                 return some.view(*shape, self.width)
-            whole = torch.zeros(*shape, self.width)
+            whole = torch.zeros(*shape, self.width, dtype=torch.float32)
             whole[seen] = some
             return whole
 
         if states is None:
             return placed(out), None
         return placed(out), tuple(placed(part) for part in states.view(self.count + 1, -1, self.width))
+
+    def __copy__(self) -> Layers:
+        return self
 
     def __deepcopy__(self, _: Any) -> Layers:
         return self  # weights in the kernels' layout are never changed: copies may share them
@@ -100,13 +105,32 @@ def _flat(index: Tensor) -> Tensor:
     return index.reshape(-1).to(torch.int64).contiguous()
 
 
-class FastEncoder:
-    """Mixed into a copy of a base model (BertModel, …), whose pooler stays torch's."""
+def _computed(seen: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, list[int], list[int]]:
+    """Which tokens are computed; and of each row that has some, how many, and how far its first visible one is in.
+
+    A row without a visible token has none: there is nothing to attend to.
+    """
+    if seen is None:
+        return None, [shape[1]] * shape[0], [0] * shape[0]
+    any_seen = seen.any(1)
+    hides = seen.int().argmax(1)[any_seen]
+    seen = seen.clone()
+    seen[:, 0] = any_seen
+    return seen, seen.sum(1)[any_seen].tolist(), hides.tolist()
+
+
+class FastEncoder(guards.Unpicklable):
+    """Mixed into a copy of a base model (BertModel, …), whose pooler stays torch's; sparse.py sets its attributes."""
 
     takes: tuple[str, ...]  # the arguments of the model's own forward, in their order
+    needs_whole: bool  # whether distances between tokens count: a mask may then have no holes
+    longest: int  # tokens in a row
+    result_class: type
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *given: Any, **named: Any) -> Any:
         """As the model's own; see transformers."""
+        guards.refuse_tracing()
         return self._run(**dict(zip(self.takes, given, strict=False)), **named)
 
     def _run(
@@ -126,18 +150,30 @@ class FastEncoder:
             raise InputError(f"the sparse runtime has no {refused[0]}: call the model it was made from.")
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds.")
+        attention_mask = guards.as_mask(attention_mask)
+        guards.check_tensors(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+        )
         every = me.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         as_dict = me.config.return_dict if return_dict is None else return_dict
         shape = _shape(input_ids, inputs_embeds, me.longest)
         mask = _checked(attention_mask, shape, whole=me.needs_whole)
+        guards.check_indices(shape, input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
+        tables = _tables(me)
+        guards.check_range("position_ids", position_ids, tables["position_ids"])
         with torch.no_grad():
-            hidden, indices = None, []
-            if input_ids is not None and position_ids is None and me.fast_layers.embeds:
-                indices = _indices(me, input_ids, token_type_ids)
-            else:
-                hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
-            first = ONLY_FIRST.get() is me
-            last, states = me.fast_layers(hidden, indices, shape, mask, bool(every), first)
+            with guards.naming_what_is_out_of_range(tables, input_ids=input_ids, token_type_ids=token_type_ids):
+                hidden, indices = None, []
+                if input_ids is not None and position_ids is None and me.fast_layers.embeds:
+                    indices = _indices(me, input_ids, token_type_ids)
+                else:
+                    hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
+                first = ONLY_FIRST.get() is me
+                last, states = me.fast_layers(hidden, indices, shape, mask, bool(every), first)
             last = last.to(me.dtype)
             fields = {"last_hidden_state": last}
             if (pooler := getattr(me, "pooler", None)) is not None:
@@ -159,12 +195,11 @@ def reads_first_only(model: Any) -> bool:
 
     That is so while what takes the first token, pooler or head, is transformers' own, and nobody looks on.
     """
-    base = model.base_model
+    base, pooling = model.base_model, _family(model).pooling
     watched = [base]
-    if model.config.model_type != "distilbert":  # which takes the first token itself
-        pooler = getattr(base, "pooler", None)
-        watched.append(model.classifier if pooler is None else pooler)
-    if any(type(part).__module__ != type(model).__module__ for part in watched[1:]):
+    if pooling in ("pooler", "head"):
+        watched.append(base.pooler if pooling == "pooler" else model.classifier)
+    if pooling == "last" or any(type(part).__module__ != type(model).__module__ for part in watched[1:]):
         return False
     hooks = [part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in watched]
     return not any(hooks) and not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
@@ -176,14 +211,14 @@ def asks_for_first(kind: type) -> type:
 
     @functools.wraps(kind.forward)  # type: ignore[attr-defined]
     def forward(self: Any, *given: Any, **named: Any) -> Any:
+        guards.refuse_tracing()
         before = ONLY_FIRST.set(self.base_model if reads_first_only(self) else None)
         try:
             return kind.forward(self, *given, **named)  # type: ignore[attr-defined]
         finally:
             ONLY_FIRST.reset(before)
 
-    told = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind,), {"forward": forward, **told})
+    return surgery.subclass(kind, guards.Unpicklable, forward=forward)
 
 
 def embedded(
@@ -191,35 +226,34 @@ def embedded(
 ) -> Tensor:
     """What torch makes of tokens before the first layer."""
     inputs = {"input_ids": ids, "position_ids": positions, "inputs_embeds": given}
-    if _typed(base):
+    family = _family(base)
+    if family.has_token_types:
         inputs["token_type_ids"] = types
-    hidden: Tensor = base.embeddings(**inputs)
-    return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
+    hidden: Tensor = _embeddings(base)(**inputs)
+    return base.get_submodule(family.projection)(hidden) if _is_projected(base) else hidden
 
 
 def _indices(base: Any, ids: Tensor, types: Tensor | None) -> list[Tensor]:
-    if base.config.model_type in SHIFTED:  # positions are counted from behind the padding token's number
-        real = ids != base.embeddings.padding_idx
-        positions = real.cumsum(1) * real + base.embeddings.padding_idx
+    family = _family(base)
+    if family.counts_from_padding:
+        padding = _embeddings(base).padding_idx
+        real = ids != padding
+        positions = real.cumsum(1) * real + padding
     else:
         positions = torch.arange(ids.shape[1]).expand(ids.shape)
-    if not _typed(base):
+    if not family.has_token_types:
         return [ids, positions]
-    if types is None:
-        return [ids, positions, torch.zeros_like(ids)]
-    if types.is_floating_point() or types.shape not in (ids.shape, (1, ids.shape[1])):
-        raise InputError(
-            f"token_type_ids have shape {list(types.shape)} and type {types.dtype}, input_ids {list(ids.shape)}."
-        )
-    return [ids, positions, types.expand(ids.shape)]
+    types = torch.zeros_like(ids) if types is None else types.expand(ids.shape)
+    return [ids, positions, types]
 
 
 def _shape(ids: Tensor | None, given: Tensor | None, longest: int) -> tuple[int, int]:
     some, dimensions = (ids, 2) if ids is not None else (given, 3)
-    if not isinstance(some, Tensor):
-        raise InputError(f"the inputs must be tensors, not {type(some).__name__}.")
+    assert some is not None
     if some.dim() != dimensions or (ids is not None and ids.is_floating_point()):
         raise InputError(f"inputs of {some.dim()} dimensions and type {some.dtype} are not what the model takes.")
+    if some.shape[1] == 0:
+        raise InputError("the rows have no tokens: give each at least one.")
     if some.shape[1] > longest:
         raise InputError(f"{some.shape[1]} tokens in a row: the model takes {longest}.")
     return some.shape[0], some.shape[1]
@@ -247,28 +281,55 @@ def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: i
     made = []
     for layer, matrices in zip(base.get_submodule(family.layers), packed, strict=True):
         biases = [_joined([layer.get_submodule(name).bias for name in names]) for names in family.products]
-        norms = [layer.get_submodule(name) for name in family.norms]
+        norms = [layer.get_submodule(name) for name in (family.attention_norm, family.mlp_norm)]
         numbers = [_array(part) for norm in norms for part in (norm.weight, norm.bias)]
         made.append(core.Layer(matrices, biases, numbers, norms[0].eps))
     layers = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
-    if (table := relative_table(base)) is not None:
-        layers.set_relative(table.numpy())
+    if family.relative_bias:
+        layers.set_relative(_relative_table(base, family).numpy())
     return Layers(layers, packed, width, threads, _set_embeddings(layers, base))
 
 
 def _set_embeddings(layers: Any, base: Any) -> bool:
     """Gives the embeddings to the native side, unless they are projected before the first layer."""
-    if hasattr(base, "embeddings_project"):
+    family = _family(base)
+    if _is_projected(base):
         return False
-    names = ["word_embeddings", "position_embeddings", "token_type_embeddings"][: 3 if _typed(base) else 2]
-    tables = [_array(getattr(base.embeddings, name).weight) for name in names]
-    norm = base.embeddings.LayerNorm
+    tables = [_array(base.get_submodule(name).weight) for name in family.embeddings]
+    norm = base.get_submodule(family.embeddings_norm)
     layers.set_embeddings(tables, _array(norm.weight), _array(norm.bias), norm.eps)
     return True
 
 
-def _typed(base: Any) -> bool:
-    return base.config.model_type in TYPED
+def _family(model: Any) -> Family:
+    return FAMILIES[type_of(model.config)]
+
+
+def _embeddings(base: Any) -> Any:
+    """The module that holds the tables of embeddings."""
+    return base.get_submodule(_family(base).embeddings[0].rpartition(".")[0])
+
+
+def _tables(base: Any) -> dict[str, Any]:
+    """The tables of embeddings by the inputs that are looked up in them."""
+    found = [base.get_submodule(name) for name in _family(base).embeddings]
+    return dict(zip(("input_ids", "position_ids", "token_type_ids"), found, strict=False))
+
+
+def _is_projected(base: Any) -> bool:
+    projection = _family(base).projection
+    return bool(projection) and hasattr(base, projection)
+
+
+def _relative_table(base: Any, family: Family) -> Tensor:
+    """What is added to each score, by how far apart the two tokens are: [heads, 2 · longest - 1]."""
+    holder = base.get_submodule(family.relative_bias.rpartition(".")[0])
+    reach = base.config.max_position_embeddings
+    buckets = holder.relative_position_bucket(
+        -torch.arange(1 - reach, reach), num_buckets=base.config.relative_attention_num_buckets
+    )
+    table: Tensor = base.get_submodule(family.relative_bias).weight.detach().float()[buckets].T.contiguous()
+    return table
 
 
 def _array(tensor: Tensor) -> Any:

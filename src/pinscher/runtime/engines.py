@@ -28,26 +28,35 @@ Arrays = dict[str, Any]
 Run = Callable[[Arrays], Arrays]
 FILES = {  # what an engine reads, below the folder of files
     "torch": "plain",
+    "torch-bf16": "plain",
     "torch-compile": "plain",
     "onnxruntime": "onnx/model.onnx",
     "onnxruntime-int8": "onnx/dynamic.onnx",
-    "openvino": "onnx/model.onnx",
+    "openvino": "openvino/fp32.xml",
+    "openvino-bf16": "openvino/fp32.xml",
+    "openvino-int8": "openvino/int8.xml",
     "pinscher-fp32": "small-fp32",
     "pinscher": "small-int8",
 }
-PACKAGES = {"onnxruntime": "onnxruntime", "onnxruntime-int8": "onnxruntime", "openvino": "openvino"}
+PACKAGES = {  # what an engine needs besides torch
+    "onnxruntime": ("onnxruntime",),
+    "onnxruntime-int8": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "openvino-bf16": ("openvino",),
+    "openvino-int8": ("openvino", "nncf"),
+}
 
 
 # ------------------------------------------------------------ engines
 
 
-def _torch(path: Path, threads: int, compiled: bool = False) -> Run:
+def _torch(path: Path, threads: int, *, dtype: str = "float32", compiled: bool = False) -> Run:
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     names = transformers.AutoConfig.from_pretrained(path).architectures
-    model: Any = getattr(transformers, names[0]).from_pretrained(path).float().eval()
+    model: Any = getattr(transformers, names[0]).from_pretrained(path).to(getattr(torch, dtype)).eval()
     return _torch_run(torch.compile(model) if compiled else model)
 
 
@@ -57,7 +66,7 @@ def _torch_run(model: Any) -> Run:
     def run(inputs: Arrays) -> Arrays:
         with torch.inference_mode():
             found = model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
-        return {name: value.numpy() for name, value in found.items() if name.endswith("logits")}
+        return {name: value.float().numpy() for name, value in found.items() if name.endswith("logits")}
 
     return run
 
@@ -87,25 +96,29 @@ def _onnxruntime(path: Path, threads: int) -> Run:
     return run
 
 
-def _openvino(path: Path, threads: int) -> Run:
+def _openvino(path: Path, threads: int, precision: str = "f32") -> Run:
     openvino = importlib.import_module("openvino")
 
-    model = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_NUM_THREADS": threads})
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    model = openvino.Core().compile_model(str(path), "CPU", settings)
     wanted = {name for port in model.inputs for name in port.names}
 
     def run(inputs: Arrays) -> Arrays:
         found = model({name: value for name, value in inputs.items() if name in wanted})
-        return {next(iter(port.names)): value for port, value in found.items()}
+        return {next(iter(port.names)): np.asarray(value, np.float32) for port, value in found.items()}
 
     return run
 
 
 BUILD: dict[str, Callable[[Path, int], Run]] = {
     "torch": _torch,
+    "torch-bf16": lambda path, threads: _torch(path, threads, dtype="bfloat16"),
     "torch-compile": lambda path, threads: _torch(path, threads, compiled=True),
     "onnxruntime": _onnxruntime,
     "onnxruntime-int8": _onnxruntime,
     "openvino": _openvino,
+    "openvino-bf16": lambda path, threads: _openvino(path, threads, "bf16"),
+    "openvino-int8": _openvino,
     "pinscher-fp32": lambda path, threads: _pinscher(path, threads, "fp32"),
     "pinscher": lambda path, threads: _pinscher(path, threads, "auto"),
 }

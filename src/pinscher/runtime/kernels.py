@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +27,25 @@ def core() -> Any:
 
 
 def threads_of(threads: int | None) -> int:
-    """As many threads as were asked for, or as torch uses."""
+    """As many threads as were asked for, or as torch uses; never more than there are CPUs.
+
+    Threads wait awake for each other: two on one CPU would take it from each other.
+    """
+    most = cpus()
     if threads is None:
-        return torch.get_num_threads()
-    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        return min(torch.get_num_threads(), most)
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         raise InputError(f"threads {threads!r} is not possible: give a number from 1 to {MOST_THREADS}.")
-    return threads
+    if threads > most:
+        plural = "" if most == 1 else "s"
+        given = f"this process may use {most} CPU{plural}: the model gets {most} thread{plural}"
+        warnings.warn(f"threads={threads}, but {given}.", stacklevel=3)
+    return min(threads, most)
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ def stacked(parts: list[Weights]) -> Weights:
 def multiply(matrix: Any, x: Tensor, bias: Tensor | None, threads: int, then: str = "none") -> Tensor:
     """Of x [tokens, inputs], in fp32: [tokens, outputs]."""
     x = x.detach().float().contiguous()
-    out = torch.empty(x.shape[0], matrix.rows)
+    out = torch.empty(x.shape[0], matrix.rows, dtype=torch.float32)
     if x.shape[0]:
         add = None if bias is None else bias.detach().float().contiguous().numpy()
         matrix.multiply(native.pool(threads), native.isa(), x.numpy(), add, then, out.numpy())

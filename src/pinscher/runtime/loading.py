@@ -5,21 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from pinscher import native
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
+from pinscher.models import folders
+from pinscher.models.sizes import resize_
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.kernels import Weights
 from pinscher.runtime.sparse import assemble, weights_of
-from pinscher.store import payload
-from pinscher.store.anatomy import resize_
 from pinscher.store.file import Stored, files_of, is_packed
+from pinscher.store.fitting import check_version, fit
 from pinscher.store.quantize import Quantized
 from pinscher.store.saving import matrices
-from pinscher.store.streams import DamagedError
 
 RUNTIMES = ("sparse", "torch")
+MOST_OWN = 1000  # weights that a model may have besides those of the file: tied ones, mostly
 
 
 def load(
@@ -40,17 +43,21 @@ def load(
     if runtime not in RUNTIMES or mode not in choice.MODES:
         raise InputError(f"there are the runtimes {', '.join(RUNTIMES)} and the modes {', '.join(choice.MODES)}.")
     folder = _folder(model)
+    folders.check(folder)
     kind, config = _class_of(folder, task)
     if runtime == "torch" or native.core() is None:
         return kind.from_pretrained(folder)
     with Stored(files_of(folder)) as stored:
-        made = _empty(kind, config)
-        packed = _fill_(made, stored)
+        sizes = config.quantization_config.get("shrunk")
+        del config.quantization_config
+        homes = fit(_outline(kind, config, sizes, stored), stored)
+        made = _empty(kind, config, sizes)
+        packed = _fill_(made, stored, homes)
 
         def source(name: str) -> Weights:
             if f"{name}.weight" not in packed:  # stored as it was
                 return weights_of(made, name)
-            found = payload.unpack_rows(stored.raw(packed[f"{name}.weight"]))
+            found = stored.rows(packed[f"{name}.weight"])
             return Weights(codes=found) if isinstance(found, Quantized) else Weights(dense=found)
 
         return assemble(made, source, mode, kernels.threads_of(threads))
@@ -74,24 +81,45 @@ def _folder(model: str | Path) -> Path:
 def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
-    if (getattr(config, "quantization_config", None) or {}).get("quant_method") != "pinscher":
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # every setting can be wrong in a way of its own
+        raise InputError(f"cannot read {folder / folders.CONFIG}: {first_line(error)}") from None
+    settings = getattr(config, "quantization_config", None)
+    if not isinstance(settings, dict) or settings.get("quant_method") != "pinscher":
         raise InputError(f"{folder} is not stored in pinscher's format: load it with transformers and accelerate it.")
-    if task is not None:
-        return task, config
-    names = config.architectures or ["none"]
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
-        raise InputError(f"{folder} names the class {names[0]}, which transformers does not have: give task=.")
-    return kind, config
+    check_version(settings)
+    return (folders.class_of(config, folder) if task is None else task), config
 
 
-def _empty(kind: Any, config: Any) -> Any:
+def _outline(kind: Any, config: Any, sizes: Any, stored: Stored) -> Any:
+    """The model as the config has it, with no room for anything: it may be of any size."""
+    most = len(stored.names()) + MOST_OWN
+    made = 0
+
+    def count(*_: Any) -> None:
+        nonlocal made
+        made += 1
+        if made > most:
+            raise InputError(f"it asks for more than {most} weights, the file holds {len(stored.names())}")
+
+    counting = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            model = kind(config)
+            if sizes is not None:
+                resize_(model, sizes)
+    except Exception as error:  # every setting can be wrong in a way of its own
+        raise InputError(f"cannot make a model of the config.json of {stored.place}: {first_line(error)}") from None
+    finally:
+        counting.remove()
+    return model
+
+
+def _empty(kind: Any, config: Any, sizes: Any) -> Any:
     """The model without room for its weights."""
     from accelerate import init_empty_weights
 
-    sizes = config.quantization_config.get("shrunk")
-    del config.quantization_config
     with init_empty_weights(include_buffers=False):
         made = kind(config)
         if sizes is not None:
@@ -99,31 +127,24 @@ def _empty(kind: Any, config: Any) -> Any:
     return made
 
 
-def _fill_(model: nn.Module, stored: Stored) -> dict[str, str]:
+def _fill_(model: Any, stored: Stored, homes: dict[str, str]) -> dict[str, str]:
     """Puts in all but the matrices of the blocks; gives those their names in the file."""
     blocks = {name for name, matrix in matrices(model).items() if matrix.role == "matrix"}
-    names = set(stored.names())
+    ties = getattr(model, "all_tied_weights_keys", None) or {}  # a tied weight is put where the others take it from
     found: dict[str, str] = {}
-    missing = []
-    for name, parameter in model.named_parameters():
-        held = name if name in names else name.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")
-        if held not in names:
-            missing.append((name, parameter))
-            continue
-        raw = stored.raw(held)
-        if name in blocks and is_packed(raw):
+    for name, held in homes.items():
+        if name in blocks and is_packed(stored.raw(held)):
             found[name] = held
             continue
-        value = payload.unpack(raw) if is_packed(raw) else raw.clone()
-        if value.shape != parameter.shape:
-            raise DamagedError(f"{held} is stored as {list(value.shape)}, the model has {list(parameter.shape)}")
-        _put_(model, name, value.float())
-    model.tie_weights()  # type: ignore[operator]
+        value = stored.tensor(held)
+        _put_(model, ties.get(name, name), value.clone().float() if value.is_floating_point() else value.clone())
+    model.tie_weights()
     if empty := [name for name, parameter in model.named_parameters() if parameter.is_meta and name not in found]:
-        raise InputError(f"the file has no {empty[0]}: it is not a model of this kind.")
+        raise InputError(f"{stored.place} lacks {empty[0]}: it is not a model of this kind.")
     return found
 
 
 def _put_(model: nn.Module, name: str, value: Any) -> None:
     parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, nn.Parameter(value, requires_grad=False))
+    module = model.get_submodule(parent)
+    setattr(module, child, value if child in module._buffers else nn.Parameter(value, requires_grad=False))

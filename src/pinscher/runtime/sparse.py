@@ -17,17 +17,19 @@ from torch import Tensor, nn
 
 from pinscher import native
 from pinscher.errors import InputError
-from pinscher.runtime import choice, kernels
-from pinscher.runtime.encoder import SHIFTED, FastEncoder, asks_for_first, is_classifier
-from pinscher.runtime.families import Family, family_of
+from pinscher.models import surgery
+from pinscher.models.blocks import is_conv1d
+from pinscher.models.families import Family, max_positions, native_family
+from pinscher.models.sizes import has_all_heads
+from pinscher.runtime import choice, guards, kernels
+from pinscher.runtime.encoder import FastEncoder, asks_for_first, is_classifier
 from pinscher.runtime.kernels import Weights
-from pinscher.store.anatomy import is_flipped
 from pinscher.store.saving import matrices
 
 Source = Callable[[str], Weights]  # the matrix of a module, by the module's name
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(guards.Unpicklable, nn.Module):
     """y = W x + b for any tensor whose last dimension is x, without the zeros of W."""
 
     def __init__(self, matrix: Any, bias: Tensor | None, threads: int) -> None:
@@ -36,14 +38,19 @@ class SparseLinear(nn.Module):
         self.in_features, self.out_features = matrix.columns, matrix.rows
         self.bias = None if bias is None else bias.detach().float()
         # Some models look at the type or shape of a weight before they multiply; there is nothing in this one.
-        self.weight = torch.empty(matrix.rows, matrix.columns, device="meta")
+        self.weight = torch.empty(matrix.rows, matrix.columns, device="meta", dtype=torch.float32)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
+        guards.refuse_tracing()
+        guards.check_tensors(features=x)
         if x.shape[-1] != self.in_features:
             raise InputError(f"{x.shape[-1]} features were given, the matrix takes {self.in_features}.")
         out = kernels.multiply(self.matrix, x.reshape(-1, self.in_features), self.bias, self.threads)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def __copy__(self) -> SparseLinear:
+        return self
 
     def __deepcopy__(self, _: Any) -> SparseLinear:
         return self
@@ -75,7 +82,7 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     count = kernels.threads_of(threads)
     if native.core() is None:
         return _twin(model)
-    names = [matrix.module for matrix in matrices(model).values() if matrix.role == "matrix"]
+    names = [matrix.path for matrix in matrices(model).values() if matrix.role == "matrix"]
     if not names:
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
     if all(choice.kind_of(weights_of(model, name), mode) == "dense" for name in names):
@@ -94,12 +101,13 @@ def _twin(model: Any) -> Any:
 def weights_of(model: Any, name: str) -> Weights:
     """The matrix of a module, outputs first."""
     module = model.get_submodule(name)
-    return Weights(dense=module.weight.T if is_flipped(module) else module.weight)
+    return Weights(dense=module.weight.T if is_conv1d(module) else module.weight)
 
 
 def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
     """Puts native parts into a model that is ours to change; `source` gives the matrices."""
-    family = family_of(model)
+    family = native_family(model) if has_all_heads(model) else None
+    source = _fitting(model, source)
     model.eval()
     model.requires_grad_(False)
     if family is not None:
@@ -109,6 +117,26 @@ def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
     model.save_pretrained = model.push_to_hub = _refuse_to_save
     model.set_input_embeddings = _refuse_to_change
     return model
+
+
+def _fitting(model: Any, source: Source) -> Source:
+    """The same matrices; one that does not fit into the model is refused when it is read, not when it is used."""
+    shapes = {m.path: _shape_of(model, m.path) for m in matrices(model).values() if m.role == "matrix"}
+
+    def fitting(name: str) -> Weights:
+        found = source(name)
+        if found.shape != shapes[name]:
+            own = name.rpartition(".")[2]  # whoever reads it says the whole name
+            raise InputError(f"{own}.weight has the shape {list(found.shape)}, the model needs {list(shapes[name])}.")
+        return found
+
+    return fitting
+
+
+def _shape_of(model: Any, name: str) -> tuple[int, int]:
+    module = model.get_submodule(name)
+    rows, columns = module.weight.shape
+    return (columns, rows) if is_conv1d(module) else (rows, columns)
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> None:
@@ -124,7 +152,7 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
 
     base = model.base_model
     if is_classifier(model):
-        model.__class__ = asks_for_first(type(model))  # type: ignore[arg-type]
+        surgery.become_(model, asks_for_first(type(model)))  # type: ignore[arg-type]
     prefix = next(name for name, module in model.named_modules() if module is base)
     stem = ".".join(part for part in (prefix, family.layers) if part)
     layers = [
@@ -133,15 +161,11 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     ]
     base.fast_layers = choice.chosen_layers(base, family, layers, mode, threads)
     delattr(base, family.layers.partition(".")[0])
-    config = base.config
-    traits = {
-        "takes": tuple(inspect.signature(type(base).forward).parameters)[1:],
-        "needs_whole": config.model_type == "mpnet",
-        "longest": config.max_position_embeddings
-        - (base.embeddings.padding_idx + 1 if config.model_type in SHIFTED else 0),
-        "result_class": getattr(outputs, family.result),
-    }
-    base.__class__ = type(type(base).__name__, (FastEncoder, type(base)), traits)
+    base.takes = tuple(inspect.signature(type(base).forward).parameters)[1:]
+    base.needs_whole = bool(family.relative_bias)
+    base.longest = max_positions(base.config)
+    base.result_class = getattr(outputs, family.result)
+    surgery.become_(base, surgery.subclass(type(base), FastEncoder))
 
 
 def _lazily(source: Source, names: list[str]) -> tuple[str, choice.Lazy]:
@@ -152,7 +176,7 @@ def _lazily(source: Source, names: list[str]) -> tuple[str, choice.Lazy]:
 def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
     if mode == "auto" and not choice.reads_tokens(model):
         mode = "fp32"  # what int8 would cost cannot be seen
-    names = [m.module for m in matrices(model).values() if m.role == "matrix"]
+    names = [m.path for m in matrices(model).values() if m.role == "matrix"]
     some = [_lazily(source, [name]) for name in names]
     linears = []
     for name, (title, weights) in zip(names, some, strict=True):
@@ -162,3 +186,10 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode == "auto":
         choice.mend_linears_(model, linears, [weights for _, weights in some])
+    model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
+
+
+def _check_inputs(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Embeddings come before the first of our modules, and make something of tensors without numbers."""
+    tensors = {f"input {number}": value for number, value in enumerate(given)} | named
+    guards.check_tensors(**{name: value for name, value in tensors.items() if isinstance(value, Tensor)})

@@ -9,13 +9,13 @@ Bytes that `encode` cannot have written raise DamagedError. All numbers are litt
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinscher.errors import InputError
+from pinscher.registry import did_you_mean
 from pinscher.store import entropy
 from pinscher.store.streams import DamagedError, Reader, varint
 
@@ -142,9 +142,8 @@ assert len(BY_NUMBER) == len(CODECS)
 def codec(name: str) -> Codec:
     """The codec of that name."""
     if name not in CODECS:
-        near = difflib.get_close_matches(name, CODECS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CODECS)}."
-        raise InputError(f"unknown codec {name!r}: {hint}")
+        meant = did_you_mean(name, CODECS) or f" There are {', '.join(CODECS)}."
+        raise InputError(f"unknown codec {name!r}.{meant}")
     return CODECS[name]
 
 

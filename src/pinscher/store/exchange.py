@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pinscher import checkpoint
+from pinscher import files
 from pinscher.errors import InputError
-from pinscher.store.anatomy import uneven
+from pinscher.models.sizes import uneven
 from pinscher.store.calibration import importances
 from pinscher.store.payload import KEPT
 from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
@@ -37,13 +37,13 @@ def to_hf(
         raise InputError("the model's layers are of sizes that no plain config can tell: use --format pinscher.")
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     known = matrices(model)
-    layers = [matrix.module for matrix in known.values() if matrix.role != "embedding"]
+    layers = [matrix.path for matrix in known.values() if matrix.role != "embedding"]
     weights = {} if calibration is None else importances(model, calibration, layers)
     for name, matrix in known.items():
         place, how = state[name].data_ptr(), (wanted or {}).get(matrix.role, KEEP)
-        rounded = _rounded(state[name], how, matrix.transposed, weights.get(matrix.module))
+        rounded = _rounded(state[name], how, matrix.transposed, weights.get(matrix.path))
         state |= {other: rounded for other, tensor in state.items() if tensor.data_ptr() == place}  # tied ones too
-    with checkpoint.whole(folder) as fresh:
+    with files.whole(folder) as fresh:
         model.save_pretrained(fresh, state_dict=state)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
@@ -59,7 +59,7 @@ def to_scipy(model: Any, folder: Path, values: str = "int8") -> Path:
     state, known = untied(model), matrices(model)
     blocks = {name: m for name, m in known.items() if m.role == "matrix" and name in state}
     index: dict[str, Any] = {"values": values, "matrices": {}}
-    with checkpoint.whole(folder) as fresh:
+    with files.whole(folder) as fresh:
         for name, matrix in blocks.items():
             weight = state[name].detach().cpu()
             arrays = _csr(weight.T if matrix.transposed else weight, values)

@@ -7,6 +7,9 @@
 
 A packed matrix is a vector of bytes where a model expects a matrix, so a reader that does not know the format fails
 on its shape instead of loading nonsense. Files are memory-mapped: what is not asked for is not read.
+
+All packed matrices of a model together may hold FREE + EXPANSION * B bytes of weights, if its tensors have B bytes. So
+a small file cannot ask for much memory; a model of almost nothing but zeros is padded when it is written.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +30,61 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pinscher.store import payload
+from pinscher.store.quantize import Quantized
 from pinscher.store.streams import DamagedError
 
 VERSION = 1
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERN = "model{suffix}.safetensors"
 SHARD = "5GB"
+EXPANSION = 1024  # bytes of weights for each byte; 99.9 % zeros make about 500, with the biases and norms of a model
+MOST_INDEX = 1 << 28  # bytes of the index
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: int | str = SHARD) -> list[Path]:
-    """Writes the files into a folder that is there; the caller makes the folder whole or not there."""
+    """Writes the files into a folder that is there; the caller makes the folder whole or not there.
+
+    The same tensors give the same bytes.
+    """
+    tensors = _padded(tensors)
     split = split_torch_state_dict_into_shards(dict(tensors), filename_pattern=PATTERN, max_shard_size=max_shard_size)
     for name, members in split.filename_to_tensors.items():
         part = {member: tensors[member].detach().cpu().contiguous() for member in members}
         checksums = "".join(checksum(member, part[member]) for member in sorted(part))
         save_file(part, folder / name, metadata={"format": "pt", "pinscher": str(VERSION), "checksums": checksums})
+        _sort_metadata_(folder / name)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     return [folder / name for name in split.filename_to_tensors]
+
+
+def _padded(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same tensors, with zero bytes after the largest matrix if there are too few bytes for all their weights."""
+    weights = {name: payload.declared(payload.view(tensor)) for name, tensor in tensors.items() if is_packed(tensor)}
+    lacking = -(-(sum(weights.values()) - payload.FREE) // EXPANSION) - size_of(tensors.values())
+    if lacking <= 0:
+        return tensors
+    largest = max(weights, key=lambda name: weights[name])
+    made = payload.padded(payload.view(tensors[largest]), lacking)
+    return {**tensors, largest: torch.frombuffer(bytearray(made), dtype=torch.uint8)}
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _sort_metadata_(path: Path) -> None:
+    """Puts the metadata of a file into the order of its names: safetensors writes it in a new one every time."""
+    with path.open("r+b") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "a header does not grow when it is sorted"
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def checksum(name: str, tensor: Tensor) -> str:
@@ -68,11 +107,13 @@ def files_of(folder: Path) -> list[Path]:
     """
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        raise DamagedError(f"{folder} holds no {SINGLE}")
+    if not (folder / INDEX).is_file() or (folder / INDEX).stat().st_size > MOST_INDEX:  # a pipe would be waited for
+        raise DamagedError(f"{folder / INDEX} cannot be read: it is not a file, or longer than any index")
     try:
         names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-    except FileNotFoundError:
-        raise DamagedError(f"{folder} holds no {SINGLE}") from None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise DamagedError(f"{folder / INDEX} cannot be read: the file is damaged") from None
     if not names:
         raise DamagedError(f"{folder / INDEX} names no file: the file is damaged")
@@ -92,6 +133,8 @@ class Stored:
     """
 
     def __init__(self, files: list[Path]) -> None:
+        self.place = files[0] if len(files) == 1 else files[0].parent  # what messages call it
+        self.size = 0  # bytes of the tensors
         self._stack = ExitStack()
         self._home: dict[str, tuple[Path, Any]] = {}
         for path in files:
@@ -101,11 +144,25 @@ class Stored:
         try:
             for path in files:
                 self._open(path)
+            self._check_room()
         except BaseException:
             self.close()
             raise
 
+    def _check_room(self) -> None:
+        """Refuses matrices that are together larger than so many bytes can justify."""
+        raws = [self.raw(name) for name in self._home]
+        self.size = size_of(raws)
+        wanted = sum(payload.declared(payload.view(raw)) for raw in raws if is_packed(raw))
+        if wanted > payload.FREE + EXPANSION * self.size:
+            raise DamagedError(
+                f"{self.place} declares {wanted:,} bytes of weights, more than {self.size:,} bytes can hold"
+            )
+
     def _open(self, path: Path) -> None:
+        if not path.is_file():  # a pipe would be waited for
+            why = "it is not a file" if path.exists() else "there is no such file"
+            raise DamagedError(f"{path} cannot be read: {why}")
         try:
             file = self._stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
@@ -137,6 +194,10 @@ class Stored:
     def names(self) -> list[str]:
         return sorted(self._home)
 
+    def path(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._home[name][0]
+
     def raw(self, name: str) -> Tensor:
         """A tensor as it is stored."""
         path, file = self._home[name]
@@ -145,22 +206,27 @@ class Stored:
     def head(self, name: str) -> payload.Head | None:
         """What a packed matrix says of itself; None for a plain tensor."""
         raw = self.raw(name)
-        if not is_packed(raw):
-            return None
-        try:
-            return payload.head(payload.view(raw))
-        except DamagedError as error:
-            raise DamagedError(f"{self._home[name][0]}: {name}: {error}") from None
+        with self.naming(name):
+            return payload.head(payload.view(raw)) if is_packed(raw) else None
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as the model has it."""
         raw = self.raw(name)
-        if not is_packed(raw):
-            return raw
+        with self.naming(name):
+            return payload.unpack(raw) if is_packed(raw) else raw
+
+    def rows(self, name: str) -> Quantized | Tensor:
+        """A packed matrix with output rows first; see `payload.unpack_rows`."""
+        with self.naming(name):
+            return payload.unpack_rows(self.raw(name))
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Tells of a damaged tensor in the name of its file."""
         try:
-            return payload.unpack(raw)
+            yield
         except DamagedError as error:
-            raise DamagedError(f"{self._home[name][0]}: {name}: {error}") from None
+            raise DamagedError(f"{self.path(name)}: {name}: {error}") from None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor, one at a time."""

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.core_model_loading import ConversionOps, _IdentityOp, dot_natural_key
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -20,9 +21,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from pinscher.errors import InputError
+from pinscher.models import folders
+from pinscher.models.sizes import resize_
 from pinscher.store import payload
-from pinscher.store.anatomy import resize_
 from pinscher.store.file import VERSION, Stored, is_packed
+from pinscher.store.fitting import check_version, fit
 from pinscher.store.streams import DamagedError
 
 METHOD = "pinscher"
@@ -52,30 +55,37 @@ class PinscherQuantizer(HfQuantizer):
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.ahead: Ahead | None = None
+        self.homes: dict[str, str] = {}  # the stored name of each parameter
+        self.failure: Exception | None = None  # transformers has one text for whatever an operation raises
 
     def validate_environment(self, *_: Any, **__: Any) -> None:
-        version = getattr(self.quantization_config, "version", None)
-        if version != VERSION:
-            known = f"this pinscher reads {VERSION}: update pinscher."
-            raise InputError(f"the model has format version {version!r}, {known}")
+        check_version({"version": getattr(self.quantization_config, "version", None)})
         if not self.pre_quantized:
             raise InputError("the model is not stored in pinscher's format: pinscher.save_pretrained stores it so.")
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The first that we see of the config, and the last before a model of the size that it claims is built."""
+        folder = Path(str(getattr(config, "name_or_path", None) or "?"))
+        if folder.is_dir():  # an Auto class has noted it, another does so later
+            folders.check(folder)
+        else:
+            folders.check_layers(config.to_dict())
+        return config
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         files = [Path(path) for path in kwargs["checkpoint_files"] or ()]
         home = Path(getattr(model, "name_or_path", None) or "?")
         inside = not home.is_dir() or all(path.parent.resolve().is_relative_to(home.resolve()) for path in files)
-        if len({path.parent for path in files}) > 1 or not inside:
-            raise DamagedError("the index of the model names files outside its folder")
+        if not files or len({path.parent for path in files}) > 1 or not inside:
+            raise DamagedError(f"{home}: the index of the model names files outside its folder, or none")
         if (sizes := getattr(self.quantization_config, "settings", {}).get("shrunk")) is not None:
             resize_(model, sizes)
         stored = Stored(files)
-        state = model.state_dict()
-        for name in stored.names():
-            for key in (name, name.removeprefix(f"{model.base_model_prefix}."), f"{model.base_model_prefix}.{name}"):
-                if key in state:
-                    _check_fits(stored, name, state[key])
-                    break
+        try:
+            self.homes = fit(model, stored)
+        except BaseException:
+            stored.close()
+            raise
         self.ahead = Ahead(stored)
 
     def get_load_operations(self) -> dict[str, Any]:
@@ -85,6 +95,8 @@ class PinscherQuantizer(HfQuantizer):
         if self.ahead is not None:
             self.ahead.close()
         self.ahead = None
+        if self.failure is not None:
+            raise self.failure
         # What was unpacked is saved as it is: there is no conversion to revert.
         model._weight_conversions = [c for c in model._weight_conversions if not _unpacks(c)] or None
         return model
@@ -95,20 +107,6 @@ class PinscherQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True
-
-
-def _check_fits(stored: Stored, name: str, wanted: Tensor) -> None:
-    """Refuses a stored tensor of another shape or kind than the model's; transformers leaves that to us."""
-    found, raw = stored.head(name), stored.raw(name)
-    shape = found.shape if found else tuple(raw.shape)
-    is_float = found.scaled or found.dtype.is_floating_point if found else raw.is_floating_point()
-    if shape != tuple(wanted.shape):
-        raise InputError(
-            f"{name} is stored as {list(shape)}, the model to load has {list(wanted.shape)}. For a head of another "
-            "size load the model as it is and replace its head, or fine-prune it with --new-head."
-        )
-    if is_float != wanted.is_floating_point():
-        raise InputError(f"{name} is stored in another type than the model has.")
 
 
 def _unpacks(conversion: Any) -> bool:
@@ -127,16 +125,25 @@ class Unpack(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
-        wanted = kwargs["model"].get_parameter_or_buffer(kwargs["full_layer_name"])
-        return {key: self._ready(value, wanted) for key, value in input_dict.items()}
+        key = kwargs["full_layer_name"]
+        wanted = kwargs["model"].get_parameter_or_buffer(key)
+        return {name: self._ready(value, key, wanted) for name, value in input_dict.items()}
 
-    def _ready(self, value: Any, wanted: Tensor) -> Tensor:
+    def _ready(self, value: Any, key: str, wanted: Tensor) -> Tensor:
         stored: Tensor = value[0] if isinstance(value, list) else value
-        weight = stored
-        if is_packed(stored):
-            ahead = self.hf_quantizer.ahead
-            weight = payload.unpack(stored.cpu()) if ahead is None else ahead.take(stored.cpu())
+        weight = self._unpacked(stored, key, wanted) if is_packed(stored) else stored
         return weight.to(device=stored.device, dtype=wanted.dtype if weight.is_floating_point() else None)
+
+    def _unpacked(self, stored: Tensor, key: str, wanted: Tensor) -> Tensor:
+        quantizer = self.hf_quantizer
+        assert quantizer.ahead is not None
+        if quantizer.failure is None:
+            try:
+                with quantizer.ahead.stored.naming(quantizer.homes[key]):
+                    return quantizer.ahead.take(stored.cpu())
+            except Exception as error:  # told when transformers is done: until then it would say something else
+                quantizer.failure = error
+        return torch.zeros((), dtype=wanted.dtype).expand(wanted.shape)  # takes no room, and nobody will see it
 
     @property
     def reverse_op(self) -> ConversionOps:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pinscher.errors import InputError
+from pinscher.models import families
 from pinscher.store.quantize import quantize
 from pinscher.store.saving import matrices
 
@@ -39,10 +40,6 @@ OPSET, IR = 14, 8  # norms as plain nodes, which every engine fuses; DeepSparse 
 # twice does not fit.
 CODES = "int7"
 LIMIT = 2_000_000_000  # bytes; protobuf ends at 2^31
-ENCODERS = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
-DECODERS = ("gpt2", "llama")
-SHIFTED = ("mpnet", "roberta", "xlm-roberta")  # their positions start behind the padding token's number
-TYPED = ("bert", "electra")  # their tokenizers tell the first sentence from the second
 CLOSE = 1e-3  # of the largest output; tracing costs rounding only
 
 Batch = Mapping[str, Any]
@@ -63,7 +60,7 @@ def export(
     int64 [batch, sequence] of any size; outputs are logits, or start_logits and end_logits. Decoders get no cache.
 
     Args:
-        model: a transformers model of ENCODERS or DECODERS with a head for sequences, tokens, answers or a causal one.
+        model: a transformers model of a known family with a head for sequences, tokens, answers or a causal one.
         folder: where the files go; files of these names are replaced.
         tokenizer: stored beside them.
         task_batches: what the INT8 scales of the activations are measured on; some hundred rows of the training data
@@ -105,10 +102,10 @@ class _Plain(nn.Module):
         self.model = copy.deepcopy(model).cpu().float()
         self.model.set_attn_implementation("eager")
         self.model.config.use_cache = False
-        kind = model.config.model_type
-        self.causal = kind in DECODERS
+        family = families.FAMILIES[families.type_of(model.config)]
+        self.causal = family.causal
         self.inputs = ["input_ids", "attention_mask"]
-        if kind in TYPED and (tokenizer is None or "token_type_ids" in tokenizer.model_input_names):
+        if family.tokenizer_gives_types and (tokenizer is None or "token_type_ids" in tokenizer.model_input_names):
             self.inputs.append("token_type_ids")
         head = type(model).__name__
         self.outputs = ["start_logits", "end_logits"] if head.endswith("QuestionAnswering") else ["logits"]
@@ -144,19 +141,19 @@ def _packages() -> tuple[Any, Any]:
 
 
 def _check(model: Any, folder: Path, length: int) -> None:
-    kind, name = getattr(getattr(model, "config", None), "model_type", None), type(model).__name__
+    family, name = families.family_of(model), type(model).__name__
     heads = ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
-    if kind in DECODERS:
+    if family is not None and family.causal:
         heads = ["ForSequenceClassification", "LMHeadModel", "ForCausalLM"]
-    if kind not in (*ENCODERS, *DECODERS) or not name.endswith(tuple(heads)):
+    if family is None or not name.endswith(tuple(heads)):
         raise InputError(
-            f"{name} cannot be written as ONNX: supported are {', '.join(ENCODERS)} for sequence or token "
-            f"classification or question answering, and {', '.join(DECODERS)} for sequence classification or as a "
-            "causal language model."
+            f"{name} cannot be written as ONNX: supported are {', '.join(families.encoders())} for sequence or token "
+            f"classification or question answering, and {', '.join(families.decoders())} for sequence classification "
+            "or as a causal language model."
         )
     if any(parametrize.is_parametrized(module) for module in model.modules()):
         raise InputError("the model still has gates on its weights: call pruner.finish() before it is exported.")
-    if kind in DECODERS and name.endswith(heads[0]) and model.config.pad_token_id is None:
+    if family.causal and name.endswith(heads[0]) and model.config.pad_token_id is None:
         raise InputError(f"{name} finds the last token by its padding: set model.config.pad_token_id.")
     size = 4 * sum(tensor.numel() for tensor in model.state_dict().values())
     if size > LIMIT:
@@ -173,8 +170,7 @@ def _check(model: Any, folder: Path, length: int) -> None:
 def _random_batches(plain: _Plain, length: int) -> list[Batch]:
     """Four batches of random tokens, always the same, of several lengths and with padding."""
     config, generator = plain.model.config, torch.Generator().manual_seed(0)
-    first = max(config.pad_token_id or 0, 1) + 1 if config.model_type in SHIFTED else 0
-    longest = max(1, min(length, config.max_position_embeddings - first))
+    longest = max(1, min(length, families.max_positions(config)))
     batches: list[Batch] = []
     for rows, columns in ((2, longest), (3, (longest + 1) // 2), (4, longest), (4, longest)):
         ids = torch.randint(0, config.vocab_size, (rows, columns), generator=generator)
@@ -272,7 +268,7 @@ class _Product:
 
 def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
     """The products with the matrices of the model's blocks, quantized."""
-    blocks = {matrix.module for matrix in matrices(model).values() if matrix.role == "matrix"}
+    blocks = {matrix.path for matrix in matrices(model).values() if matrix.role == "matrix"}
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     products = []
     for node in proto.graph.node:

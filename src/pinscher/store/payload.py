@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,8 @@ KINDS: tuple[torch.dtype, ...] = (
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 KEPT = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 VALUES = (*LARGEST, *KEPT)
-# A file of B bytes may ask for FREE + EXPANSION * B bytes of weights, no more; an emptier matrix is padded with zero
-# bytes.
+# A matrix of B bytes may ask for FREE + EXPANSION * B bytes of weights, no more; an emptier one is padded with zero
+# bytes. All matrices of a model together share one FREE (file.py).
 FREE, EXPANSION = 1 << 24, 2048
 
 
@@ -128,7 +129,7 @@ def _assemble(matrix: Tensor, scales: bytes, transposed: bool, names: tuple[str,
     body += bytes(max(0, -(-wanted // EXPANSION) - len(body) - HEADER.size))
     flags = TRANSPOSED * transposed | SCALED * bool(scales)
     fields = (MAGIC, VERSION, chosen.number, KINDS.index(matrix.dtype), flags, rows, columns)
-    return HEADER.pack(*fields, zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0)))) + body
+    return _sealed(fields, body)
 
 
 def _weight_bytes(rows: int, columns: int, size: int) -> int:
@@ -138,6 +139,28 @@ def _weight_bytes(rows: int, columns: int, size: int) -> int:
 
 def _only(matrix: Tensor, name: str) -> tuple[Any, bytes]:
     return codec(name), codec(name).encode(integers(matrix))
+
+
+def declared(data: memoryview) -> int:
+    """The bytes of the weights that a payload says it holds, unverified; 0 if it is none."""
+    if len(data) < HEADER.size or bytes(data[:4]) != MAGIC:
+        return 0
+    _, _, _, kind, flags, rows, columns, _ = HEADER.unpack_from(data)
+    size = 4 if flags & SCALED or kind >= len(KINDS) else KINDS[kind].itemsize
+    return _weight_bytes(rows, columns, size)
+
+
+def padded(data: memoryview, count: int) -> bytes:
+    """The same payload with so many zero bytes more at its end."""
+    *fields, _ = HEADER.unpack_from(data)
+    body = bytes(data[HEADER.size :]) + bytes(count)
+    return _sealed(fields, body)
+
+
+def _sealed(fields: Iterable[Any], body: bytes) -> bytes:
+    """Header and body, with their checksum."""
+    fields = tuple(fields)
+    return HEADER.pack(*fields, zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0)))) + body
 
 
 def head(data: memoryview) -> Head:
@@ -157,7 +180,7 @@ def head(data: memoryview) -> Head:
     if zlib.crc32(data[HEADER.size :], zlib.crc32(fields)) != checksum:
         raise DamagedError("its checksum is wrong: the file is damaged")
     if number not in BY_NUMBER or kind >= len(KINDS) or flags > TRANSPOSED | SCALED:
-        raise DamagedError("it uses a codec or type that this pinscher does not know")
+        raise DamagedError("it uses a codec or type that this pinscher does not know: update pinscher")
     found = Head(number, KINDS[kind], rows, columns, bool(flags & TRANSPOSED), bool(flags & SCALED))
     if found.scaled and found.dtype != torch.int8:
         raise DamagedError("scales without int8 codes")

@@ -54,7 +54,7 @@ def quantize(
         raise InputError("it holds values that are not finite (NaN or infinity)")
     rows, columns = weight.shape
     codes = torch.empty(rows, columns, dtype=torch.int8)
-    scale = torch.empty(rows)
+    scale = torch.empty(rows, dtype=torch.float32)
     step = max(1, BLOCK // max(columns, 1))
     for start in range(0, rows, step):
         part = slice(start, start + step)
@@ -68,14 +68,14 @@ def dequantize(codes: Tensor, scale: Tensor) -> Tensor:
     core = native.core()
     if core is None:
         return codes.float().mul_(scale[:, None])
-    out = torch.empty(codes.shape)
+    out = torch.empty(codes.shape, dtype=torch.float32)
     core.dequantize(codes.numpy(), scale.numpy(), out.numpy())
     return out
 
 
 def _scales(weight: Tensor, values: str, importance: Tensor | None, search: bool) -> Tensor:
     if not weight.numel():
-        return torch.zeros(len(weight))
+        return torch.zeros(len(weight), dtype=torch.float32)
     full = weight.abs().amax(1) / LARGEST[values]
     best = full.bfloat16().float()
     if not search:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pinscher import checkpoint
+from pinscher import files
 from pinscher.errors import InputError
+from pinscher.models import blocks
+from pinscher.models.blocks import Matrix
+from pinscher.models.sizes import uneven
 from pinscher.store import card, file, payload
-from pinscher.store.anatomy import is_flipped, uneven
 from pinscher.store.calibration import importances
 from pinscher.store.codecs import CODECS
 
@@ -23,33 +24,17 @@ KEEP = "keep"
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """One matrix of a model: what it is for, and which way round it is stored."""
-
-    module: str
-    role: str  # "matrix" of a block, "embedding", or "head" for what else is linear
-    transposed: bool = False
-
-
 def matrices(model: nn.Module) -> dict[str, Matrix]:
-    """The model's matrices by the name of their parameter; a tied one only once, as an embedding where it is one."""
-    blocks = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
-    found: dict[int, tuple[str, Matrix]] = {}
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        flipped = is_flipped(module)
-        if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
-            continue
-        if isinstance(module, nn.Embedding):
-            role = "embedding"
-        elif isinstance(module, nn.Linear) or flipped:
-            role = "matrix" if name.startswith(blocks) and blocks else "head"
-        else:
-            continue
-        if id(weight) not in found or role == "embedding":
-            found[id(weight)] = f"{name}.weight", Matrix(name, role, flipped)
-    return dict(found.values())
+    """The matrices that the file can pack, by the name of their parameter; a tied one only once.
+
+    transformers hands only what is called `weight` to be unpacked, so the projections of `nn.MultiheadAttention` that
+    have other names are stored as they are.
+    """
+    return {f"{matrix.path}.weight": matrix for matrix in blocks.matrices(model) if _can_pack(matrix)}
+
+
+def _can_pack(matrix: Matrix) -> bool:
+    return matrix.parameter == "weight" and matrix.owner.dim() == 2 and matrix.owner.is_floating_point()
 
 
 def save_pretrained(
@@ -96,12 +81,12 @@ def save_pretrained(
     settings: dict[str, Any] = {"version": file.VERSION, "values": values, "embeddings": embeddings, "head": head}
     if (sizes := uneven(model)) is not None:
         settings["shrunk"] = sizes
-    with checkpoint.whole(folder) as fresh:
-        files = file.write(fresh, tensors, max_shard_size)
+    with files.whole(folder) as fresh:
+        written = file.write(fresh, tensors, max_shard_size)
         _write_config(model, fresh, settings)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
-        size = sum(path.stat().st_size for path in files)
+        size = sum(path.stat().st_size for path in written)
         card.write(fresh, model, size, facts or {}, settings, densities(model))
     if push_to_hub is not None:
         push(folder, push_to_hub)
@@ -119,7 +104,7 @@ def packed(
     known = matrices(model)
     state = untied(model)
     jobs = {name: m for name, m in known.items() if name in state and wanted[m.role] != KEEP}
-    layers = [matrix.module for matrix in jobs.values() if matrix.role != "embedding"]
+    layers = [matrix.path for matrix in jobs.values() if matrix.role != "embedding"]
     weights = {} if calibration is None else importances(model, calibration, layers)
 
     def job(name: str) -> Tensor:
@@ -129,7 +114,7 @@ def packed(
             if not torch.isfinite(kept).all():
                 raise InputError(f"cannot store {name}: a number is too large for {how}")
             return kept  # plain, so that it can be read in place
-        importance = weights.get(matrix.module)
+        importance = weights.get(matrix.path)
         try:
             made = payload.pack(state[name], how, transposed=matrix.transposed, codecs=codecs, importance=importance)
         except InputError as error:
@@ -170,7 +155,7 @@ def rewrite_card(folder: Path, model: Any, facts: Mapping[str, Any]) -> None:
     """Tells the card of a stored model more facts."""
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]
     size = sum(path.stat().st_size for path in file.files_of(folder))
-    checkpoint.write_text(folder / "README.md", card.text(model, size, facts, settings, densities(model)))
+    files.write_text(folder / "README.md", card.text(model, size, facts, settings, densities(model)))
 
 
 def push(folder: Path, repository: str) -> str:

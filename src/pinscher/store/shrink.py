@@ -7,7 +7,7 @@ attention weights sum to one, so it always gives that bias, which goes into the 
 
 A plain config.json knows one feed-forward width for all layers, and no number of heads that leaves a head's size as it
 is. So a `plain` shrunk model has the width that its widest layer needs, and all heads. The small file notes the sizes
-of every layer (anatomy.py).
+of every layer (models/sizes.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pinscher.store.anatomy import Anatomy, Sizes, anatomy_of, keep_features, keep_heads, matrix_of, sizes_in, sizes_of
+from pinscher.models.blocks import outputs_first
+from pinscher.models.families import Family, shrinkable_family
+from pinscher.models.sizes import Sizes, keep_features, keep_heads, sizes_in, sizes_of
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,26 @@ def shrink_(model: Any, plain: bool) -> Shrunk:
     """
     from transformers.activations import ACT2FN
 
-    anatomy = anatomy_of(model)
-    before, act = model.num_parameters(), ACT2FN[getattr(model.config, anatomy.activation)]
-    layers = list(model.base_model.get_submodule(anatomy.layers))
+    family = shrinkable_family(model)
+    before, act = model.num_parameters(), ACT2FN[getattr(model.config, family.activation)]
+    layers = list(model.base_model.get_submodule(family.layers))
     was = sizes_of(model)
-    features = [_needed_features(layer, anatomy, act) for layer in layers]
-    heads = [_needed_heads(layer, anatomy, sizes.heads) for layer, sizes in zip(layers, was, strict=True)]
+    features = [_needed_features(layer, family, act) for layer in layers]
+    heads = [_needed_heads(layer, family, sizes.heads) for layer, sizes in zip(layers, was, strict=True)]
     width = max([1, *(int(needed.sum()) for needed in features)])
     now, dead_features, dead_lines = [], 0, 0
     for layer, needed, living in zip(layers, features, heads, strict=True):
         count = width if plain else max(1, int(needed.sum()))
-        _clear_(layer, anatomy, needed, living)
-        keep_features(layer, anatomy, needed, count)
+        _clear_(layer, family, needed, living)
+        keep_features(layer, family, needed, count)
         if not plain:
-            keep_heads(layer, anatomy, living)
-        now.append(sizes_in(layer, anatomy))
+            keep_heads(layer, family, living)
+        now.append(sizes_in(layer, family))
         dead_features += now[-1].inner - int(needed.sum())
-        size = matrix_of(layer.get_submodule(anatomy.out)).shape[1] // now[-1].heads
+        size = outputs_first(layer.get_submodule(family.out)).shape[1] // now[-1].heads
         dead_lines += 4 * size * (now[-1].heads - int(living.sum()))
     if plain and layers:
-        setattr(model.config, anatomy.inner, now[0].inner)
+        setattr(model.config, family.inner, now[0].inner)
     return Shrunk(
         plain,
         before,
@@ -108,20 +110,20 @@ def shrink_(model: Any, plain: bool) -> Shrunk:
 # ------------------------------------------------------------ what is needed
 
 
-def _needed_features(layer: nn.Module, anatomy: Anatomy, act: Any) -> Tensor:
+def _needed_features(layer: nn.Module, family: Family, act: Any) -> Tensor:
     """Which features of the feed-forward part are needed; the constant ones go into the second bias."""
-    up, down = layer.get_submodule(anatomy.up), layer.get_submodule(anatomy.down)
-    rows, columns = matrix_of(up), matrix_of(down)
+    up, down = layer.get_submodule(family.up), layer.get_submodule(family.down)
+    rows, columns = outputs_first(up), outputs_first(down)
     read, alive = (columns != 0).any(0), (rows != 0).any(1)
     constant = act(_bias(up, len(rows)).float())
     _fold_(down, columns, torch.where(read & ~alive, constant, 0.0))
     return read & alive
 
 
-def _needed_heads(layer: nn.Module, anatomy: Anatomy, heads: int) -> Tensor:
+def _needed_heads(layer: nn.Module, family: Family, heads: int) -> Tensor:
     """Which heads are needed; what the constant ones give goes into the bias of the output."""
-    out, values = layer.get_submodule(anatomy.out), layer.get_submodule(anatomy.qkv[-1])
-    columns, rows = matrix_of(out), matrix_of(values)
+    out, values = layer.get_submodule(family.out), layer.get_submodule(family.qkv[-1])
+    columns, rows = outputs_first(out), outputs_first(values)
     start = len(rows) - columns.shape[1]  # where one matrix holds all three, values are the last third
     read = (columns != 0).any(0).view(heads, -1).any(1)
     alive = (rows[start:] != 0).any(1).view(heads, -1).any(1)
@@ -137,24 +139,24 @@ def _fold_(module: nn.Module, columns: Tensor, constant: Tensor) -> None:
         module.bias.data += (columns.double() @ constant.double()).to(module.bias.dtype)
 
 
-def _clear_(layer: nn.Module, anatomy: Anatomy, needed: Tensor, living: Tensor) -> None:
+def _clear_(layer: nn.Module, family: Family, needed: Tensor, living: Tensor) -> None:
     """Sets to zero what is not needed, for what of it may have to stay."""
-    out = layer.get_submodule(anatomy.out)
-    places = living.repeat_interleave(matrix_of(out).shape[1] // len(living))
-    matrix_of(out)[:, ~places] = 0.0
-    for name in anatomy.qkv:
-        three = places.repeat(3 if len(anatomy.qkv) == 1 else 1)
-        matrix_of(layer.get_submodule(name))[~three] = 0.0
-    matrix_of(layer.get_submodule(anatomy.up))[~needed] = 0.0
-    matrix_of(layer.get_submodule(anatomy.down))[:, ~needed] = 0.0
+    out = layer.get_submodule(family.out)
+    places = living.repeat_interleave(outputs_first(out).shape[1] // len(living))
+    outputs_first(out)[:, ~places] = 0.0
+    for name in family.qkv:
+        three = places.repeat(3 if len(family.qkv) == 1 else 1)
+        outputs_first(layer.get_submodule(name))[~three] = 0.0
+    outputs_first(layer.get_submodule(family.up))[~needed] = 0.0
+    outputs_first(layer.get_submodule(family.down))[:, ~needed] = 0.0
 
 
 def _dead_lines(model: Any) -> int:
     """Rows and columns of the layers' matrices that are all zero."""
-    anatomy, count = anatomy_of(model), 0
-    for layer in model.base_model.get_submodule(anatomy.layers):
-        for name in (*anatomy.qkv, anatomy.out, anatomy.up, anatomy.down):
-            alive = matrix_of(layer.get_submodule(name)) != 0
+    family, count = shrinkable_family(model), 0
+    for layer in model.base_model.get_submodule(family.layers):
+        for name in (*family.qkv, family.out, family.up, family.down):
+            alive = outputs_first(layer.get_submodule(name)) != 0
             count += sum(int((~alive.any(dim)).sum()) for dim in (0, 1))
     return count
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,14 +20,15 @@ import datasets
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
+from pinscher.models.hub import offline_if_unreachable
+from pinscher.registry import did_you_mean
+from pinscher.settings import COUNT, SHARE, number
 from pinscher.train import formats
-from pinscher.train.hub import offline_if_unreachable
-from pinscher.train.tasks.task import Task
+from pinscher.train.tasks.task import UNLABELLED, Task
 
 TEST_FRACTION = 0.1
 TEST_SEED = 0  # never the user's: runs with other seeds are compared on the same test
-UNLABELLED = -1
 
 # What files of a split are called besides the split's own name. One shard of a hub's Parquet counts as the split.
 ALIASES = {
@@ -89,6 +90,7 @@ def load(
     rows: int | None = None,
     seed: int = 42,
     training: bool = True,
+    only: str | None = None,
 ) -> Splits:
     """Reads, checks and splits a task's rows.
 
@@ -99,15 +101,15 @@ def load(
         rows: use only so many training rows, of which the validation set is a part.
         seed: of the order in which training rows are picked.
         training: where False there may be no training rows, and test rows may lack labels.
+        only: the test split that must be there; no other takes its place.
 
     Raises:
         InputError: one sentence that names the file or split and says what to do.
     """
-    if not 0.0 < validation_fraction < 1.0:
-        raise InputError(f"--validation-fraction must lie between 0 and 1, not {validation_fraction:g}.")
-    if rows is not None and rows < 1:
-        raise InputError(f"--rows must be at least 1, not {rows}.")
-    found = _find(task, source, training)
+    validation_fraction = number(SHARE, validation_fraction, "--validation-fraction")
+    if rows is not None:
+        rows = number(COUNT, rows, "--rows", whole=True)
+    found = _find(task, source, training, only)
     notes = found.notes
     train = found.train and _prepared(task, *found.train, training, notes)
     validation = found.validation and _prepared(task, *found.validation, training, notes)
@@ -130,25 +132,26 @@ def load(
         else:
             train = train.select(np.sort(order))
         notes += _overlaps(task, train, tests)
+    if only is not None and only not in tests:
+        raise _no_split(only, "the data", tests)
     return Splits(train, validation, tests, tuple(notes), fingerprint)
 
 
 # Finding the splits
 
 
-def _find(task: Task, source: Source, training: bool) -> _Found:
+def _find(task: Task, source: Source, training: bool, only: str | None) -> _Found:
     files = (source.train_file, source.validation_file, source.test_file)
     if source.data and any(files):
         raise InputError("--data and --train-file, --validation-file or --test-file exclude each other: give one kind.")
     if source.data:
-        return _in_folder(task, Path(source.data), training)
+        return _in_folder(task, Path(source.data), training, only)
     if any(files):
         return _in_files(task, source, training)
-    bundled: Callable[[], Mapping[str, Dataset]] | None = getattr(task, "bundled", None)
-    if bundled is not None:
-        return _in_mapping(task, bundled(), f"the data of task {task.name!r}", training)
+    if bundled := task.bundled():
+        return _in_mapping(task, bundled, f"the data of task {task.name!r}", training, only)
     if task.hub:
-        return _in_mapping(task, _from_hub(task.hub), "/".join(task.hub), training)
+        return _in_mapping(task, _from_hub(task.hub), "/".join(task.hub), training, only)
     raise InputError(f"task {task.name!r} has no data of its own: give --train-file FILE or --data DIR.")
 
 
@@ -163,7 +166,7 @@ def _in_files(task: Task, source: Source, training: bool) -> _Found:
     return found
 
 
-def _in_folder(task: Task, folder: Path, training: bool) -> _Found:
+def _in_folder(task: Task, folder: Path, training: bool, only: str | None) -> _Found:
     try:
         files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except NotADirectoryError:
@@ -172,26 +175,27 @@ def _in_folder(task: Task, folder: Path, training: bool) -> _Found:
         raise InputError(f"{folder} cannot be read ({error.strerror}): check --data.") from None
     names = {path.name for path in files}
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= names:
-        return _in_mapping(task, _saved(folder), str(folder), training)
+        return _in_mapping(task, _saved(folder), str(folder), training, only)
     paths = {path.name: path for path in files if path.is_file() and formats.split_name(path.name)}
     found = _Found()
-    return _choose(task, list(paths), lambda name: _read(paths[name], task, found.notes), str(folder), training, found)
+    read = partial(_read, task=task, notes=found.notes)
+    return _choose(task, list(paths), lambda name: read(paths[name]), str(folder), training, only, found)
 
 
 def _saved(folder: Path) -> Dataset | DatasetDict:
     try:
         return datasets.load_from_disk(str(folder))
     except Exception as error:  # whatever `datasets` and pyarrow raise for a damaged folder
-        raise InputError(
-            f"{folder} cannot be loaded ({_first_line(error)}): save it again with save_to_disk."
-        ) from None
+        raise InputError(f"{folder} cannot be loaded ({first_line(error)}): save it again with save_to_disk.") from None
 
 
-def _in_mapping(task: Task, splits: Dataset | Mapping[str, Dataset], place: str, training: bool) -> _Found:
+def _in_mapping(
+    task: Task, splits: Dataset | Mapping[str, Dataset], place: str, training: bool, only: str | None
+) -> _Found:
     if isinstance(splits, Dataset):
         return _Found(train=(splits, place))
     return _choose(
-        task, list(splits), lambda name: (splits[name], f"split {name!r} of {place}"), place, training, _Found()
+        task, list(splits), lambda name: (splits[name], f"split {name!r} of {place}"), place, training, only, _Found()
     )
 
 
@@ -201,12 +205,15 @@ def _choose(
     get: Callable[[str], tuple[Dataset, str]],
     place: str,
     training: bool,
+    only: str | None,
     found: _Found,
 ) -> _Found:
     """Fills `found` with those of the named files or splits that the task wants."""
     match = partial(_match, names=names, place=place)
     wanted = {task.train_split: match(task.train_split), **{name: match(name) for name in task.test_splits}}
     train = wanted.pop(task.train_split)
+    if only is not None and wanted.get(only) is None:
+        raise _no_split(only, place, [name for name in dict.fromkeys([*ALIASES, *task.test_splits]) if match(name)])
     if not any(wanted.values()) and (other := match("test")):
         wanted = {"test": other}
         found.notes.append(f"{place} has no split {task.test_splits[0]!r}: {other} is the test.")
@@ -220,6 +227,12 @@ def _choose(
     found.validation = get(validation) if validation and training else None
     found.tests = {name: get(file) for name, file in wanted.items() if file}
     return found
+
+
+def _no_split(split: str, place: str, known: Iterable[str]) -> InputError:
+    """`train` and `validation` are always known: they are the rows that a run trains on and chooses by."""
+    names = list(dict.fromkeys(["train", "validation", *known]))
+    return InputError(f"{place} has no split {split!r}.{did_you_mean(split, names)} Known: {', '.join(names)}.")
 
 
 def _match(split: str, names: Sequence[str], place: str) -> str | None:
@@ -243,7 +256,7 @@ def _listed(names: Sequence[str]) -> str:
 def _read(path: Path, task: Task, notes: list[str]) -> tuple[Dataset, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", formats.RowsSkipped)
-        rows = formats.read(path, task.name)
+        rows = formats.read(path, task.name, task.reader)
     for warning in caught:
         if issubclass(warning.category, formats.RowsSkipped):
             notes.append(str(warning.message))
@@ -263,12 +276,8 @@ def _from_hub(hub: Sequence[str]) -> Mapping[str, Dataset]:
     except Exception as error:  # of some twenty kinds: no network, no such data set, one that is a script, …
         raise InputError(
             f"{'/'.join(hub)} could not be reached (no network?). Give the files with --data DIR. "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
 
 
 # Checking and splitting rows
@@ -279,9 +288,9 @@ def _prepared(task: Task, rows: Dataset, where: str, training: bool, notes: list
         rows = task.normalized(rows)
     except InputError as error:
         raise InputError(str(error) if where in str(error) else f"{where}: {error}") from None
-    label = task.columns[-1]  # tasks name the label last
-    if label in rows.column_names and len(rows) and all(value in (UNLABELLED, None) for value in rows[label]):
+    if task.lacks_labels(rows):
         if training:
+            label = task.columns[-1]
             raise InputError(
                 f"{where} has no labels ({label} is {UNLABELLED}), and scores need them: give labelled rows."
             )

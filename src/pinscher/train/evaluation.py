@@ -30,7 +30,7 @@ def evaluate(
 ) -> Evaluation:
     """Answers every row of every split. Splits without labels are answered but not scored."""
     answers = {name: answer(model, task, tokenizer, rows, labels, batch_size) for name, rows in tests.items()}
-    splits = {n: task.scores(answers[n], rows) for n, rows in tests.items() if not unlabelled(task, rows)}
+    splits = {n: task.scores(answers[n], rows) for n, rows in tests.items() if not task.lacks_labels(rows)}
     return Evaluation(answers, splits, task.combined(splits) if splits else {})
 
 
@@ -45,9 +45,8 @@ def answer(
 ) -> list[Any]:
     """What the model says to each row; the rows' features need not be made anew each time."""
     features = task.features(rows, tokenizer, labels, training=False) if features is None else features
-    if hasattr(task, "generate"):
-        said: list[Any] = task.generate(model, tokenizer, features, batch_size)
-        return said
+    if task.generates:
+        return task.generate(model, tokenizer, features, batch_size)
     outputs = outputs_of(model, features, task.collator(tokenizer), batch_size, task.kind)
     return task.answers(outputs, features, rows, labels)
 
@@ -87,9 +86,3 @@ def mean_loss(model: Any, features: Dataset, task: Task, tokenizer: Any, batch_s
             total += float(model(**batch).loss) * labels
             number += labels
     return total / number
-
-
-def unlabelled(task: Task, rows: Dataset) -> bool:
-    """Whether the benchmark keeps these rows' labels to itself."""
-    column = getattr(task, "label_column", None)
-    return column in rows.column_names and all(value == -1 for value in rows[column][:])

@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
 
 Columns = dict[str, list[Any]]
+Reader = Callable[[str, str], Columns]  # a file's text and its name for messages
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".conll", ".xml")
 CONLL_NAMES = ("eng.train", "eng.testa", "eng.testb")  # shipped without a suffix
 INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # no 007: that is a name; and never wider than 64 bits
@@ -36,8 +37,14 @@ class RowsSkipped(UserWarning):
     """Some rows of a file could not be used: how many, and why."""
 
 
-def read(path: Path, task: str = "") -> Dataset:
-    """The rows of one file. The task's name decides where a suffix says too little (a GLUE table, DART's XML)."""
+def read(path: Path, task: str = "", own: Callable[[str], Reader | None] = lambda suffix: None) -> Dataset:
+    """The rows of one file.
+
+    Args:
+        path: the file.
+        task: the task's name, which decides where a suffix says too little (a GLUE table, DART's XML).
+        own: the task's own reader of files with a suffix, if it has one.
+    """
     found = split_name(path.name)
     if found is None:
         raise InputError(
@@ -50,7 +57,7 @@ def read(path: Path, task: str = "") -> Dataset:
     if found[1] == ".parquet":
         rows = _parquet(content, str(path))
     else:
-        rows = _dataset(_reader(found[1], task)(_text(content, str(path)), str(path)), str(path))
+        rows = _dataset((own(found[1]) or _reader(found[1], task))(_text(content, str(path)), str(path)), str(path))
     if len(rows) == 0:
         raise InputError(f"{path} has no rows: give a file with at least one.")
     return rows
@@ -65,7 +72,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return None if suffix is None else (name.removesuffix(suffix), suffix)
 
 
-def _reader(suffix: str, task: str) -> Callable[[str, str], Columns]:
+def _reader(suffix: str, task: str) -> Reader:
     if suffix in (".tsv", ".txt") and task in GLUE:
         return lambda text, where: _glue(text, where, GLUE[task])
     if suffix == ".xml" and task.startswith("dart"):
@@ -105,7 +112,7 @@ def _dataset(columns: Columns, where: str) -> Dataset:
     try:
         return Dataset.from_dict(columns)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         raise InputError(f"{where}: a column mixes kinds of values ({reason}); give each column one kind.") from None
 
 
@@ -115,11 +122,7 @@ def _parquet(content: bytes, where: str) -> Dataset:
         # What pandas adds for its index is no column of the data.
         return Dataset(table.select([name for name in table.column_names if not name.startswith("__index_level_")]))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{where} is not a Parquet file ({_first_line(error)}): fetch or write it again.") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(f"{where} is not a Parquet file ({first_line(error)}): fetch or write it again.") from None
 
 
 def _lines(text: str) -> list[str]:
@@ -203,6 +206,7 @@ def _squad(articles: Sequence[Any], where: str) -> Columns:
 
 
 def _csv(text: str, where: str) -> Columns:
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a field may be a whole document
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = _table(((reader.line_num, row) for row in reader if row), where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import time
@@ -18,16 +17,24 @@ from transformers import integrations
 
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, Site, find_sites
-from pinscher.train import data, models
+from pinscher.registry import did_you_mean
+from pinscher.train import data, pretrained
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
 from pinscher.train.tasks import TASKS, Task
 
+SAMPLE = 256  # training rows in which unknown tokens are counted
 VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
 EXAMPLES = 30_000  # what a default run looks at
 EPOCHS = (3, 15)  # but no fewer and no more passes than these
 EVALUATIONS, SAVES = 30, 10
-SMALL = 512  # features: up to this, pruned models recover better with twice the learning rate (docs/results.md)
+PRUNED, TAUGHT = 1.1, 1.35  # what a step takes that ranks weights, or asks a teacher too, of one that does neither
+SMALL = 512  # features: up to this, models are trained with higher learning rates (docs/results.md)
+# Learning rates: of small models (and for text), of others.
+DENSE_RATES = (1e-4, 5e-5)
+RESTART_RATES = (3e-4, 1e-4)  # of a model that was fine-tuned before it is pruned
+# Epochs of the dense run that comes first and of the pruning, as multiples of a dense run's own.
+SHARES = {"quick": (1 / 3, 1 / 2), "standard": (1.0, 1.0), "thorough": (1.0, 6.0)}
 PLACES = ("model", "teacher", "data", "train_file", "validation_file", "test_file")
 
 
@@ -62,24 +69,13 @@ def make(config: RunConfig) -> Plan:
     """Reads the data and decides what the configuration leaves open."""
     task = task_of(config)
     _check_reporters(config.report_to)
-    tokenizer = models.load_tokenizer(config.model)
+    tokenizer = pretrained.load_tokenizer(config.model)
     task = fitted(task, config, tokenizer)
-    splits = data.load(
-        task,
-        data.Source(config.data, config.train_file, config.validation_file, config.test_file),
-        validation_fraction=config.validation_fraction,
-        rows=config.rows,
-        seed=config.seed,
-    )
+    splits = splits_of(task, config)
     assert splits.train is not None
-    most = VALIDATION_ROWS if config.validation_file is None else None
-    splits = dataclasses.replace(
-        splits,
-        validation=_first(splits.validation, config.validation_rows or most),
-        tests={name: _first(rows, config.test_rows) for name, rows in splits.tests.items()},
-    )
     labels = task.labels(splits.train)
     train = task.features(splits.train, tokenizer, labels, training=True)
+    pretrained.check_known(config.model, tokenizer, _sample(train, SAMPLE)["input_ids"])
     for rows in splits.tests.values() if labels else ():
         task.features(rows, tokenizer, labels, training=False)  # a label that training never shows is an error now
     steps = total_steps(config, len(train))
@@ -90,15 +86,37 @@ def make(config: RunConfig) -> Plan:
     return plan
 
 
+def splits_of(task: Task, config: RunConfig) -> data.Splits:
+    """The rows that a run trains on, chooses by and is tested on."""
+    splits = data.load(
+        task,
+        data.Source(config.data, config.train_file, config.validation_file, config.test_file),
+        validation_fraction=config.validation_fraction,
+        rows=config.rows,
+        seed=config.seed,
+    )
+    most = VALIDATION_ROWS if config.validation_file is None else None
+    return dataclasses.replace(
+        splits,
+        validation=first(splits.validation, config.validation_rows or most),
+        tests={name: first(rows, config.test_rows) for name, rows in splits.tests.items()},
+    )
+
+
+def with_settings(plan: Plan, config: RunConfig) -> Plan:
+    """The plan of another run on the same model and data; nothing is read again."""
+    steps = total_steps(config, len(plan.train))
+    return dataclasses.replace(plan, config=_decided(config, plan.task, steps), steps=steps)
+
+
 def _check_reporters(names: Sequence[str]) -> None:
     reporting: Any = integrations
     known = [*reporting.INTEGRATION_TO_CALLBACK, "all", "none"]
     there = reporting.get_available_reporting_integrations()
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = f"Did you mean {close[0]}?" if close else f"There are {', '.join(sorted(known))}."
-            raise InputError(f"cannot report to {name!r}. {meant}")
+            meant = did_you_mean(name, known) or f" There are {', '.join(sorted(known))}."
+            raise InputError(f"cannot report to {name!r}.{meant}")
         if name not in (*there, "all", "none"):
             raise InputError(f"cannot report to {name}: it is not installed. Try: pip install {name}")
 
@@ -108,15 +126,25 @@ def total_steps(config: RunConfig, examples: int) -> int:
     if config.max_steps is not None:
         return config.max_steps
     batches = math.ceil(examples / (config.batch_size * int(processes().num_processes)))
-    epochs = config.epochs or min(max(EXAMPLES / examples, EPOCHS[0]), EPOCHS[1])
+    share = 1.0 if config.is_dense else _shares(config)[1]
+    epochs = config.epochs or share * min(max(EXAMPLES / examples, EPOCHS[0]), EPOCHS[1])
     return max(1, round(epochs * math.ceil(batches / config.gradient_accumulation)))
+
+
+def _shares(config: RunConfig) -> tuple[float, float]:
+    return SHARES[config.budget or "standard"]
 
 
 def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
     text, pruning = task.kind == "causal-lm", config.pruning(steps)
+    size = 0 if text or pretrained.width(config.model) <= SMALL else 1
+    restarts = config.dense_start and not config.is_dense
+    dense, share = _shares(config)
     choices: dict[str, Any] = {
         "max_steps": steps,
-        "learning_rate": 1e-4 if text or models.width(config.model) <= SMALL else 5e-5,
+        "learning_rate": (RESTART_RATES if restarts else DENSE_RATES)[size],
+        "dense_steps": max(1, round(steps * dense / share)),
+        "dense_learning_rate": config.learning_rate or DENSE_RATES[size],
         "label_smoothing": 0.1 if text else 0.0,
         "eval_every": max(1, min(steps, max(50, math.ceil(steps / EVALUATIONS)))),
         "save_every": max(1, math.ceil(steps / SAVES)),
@@ -133,7 +161,7 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
 
 def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
     """The task with no more tokens than the model can take."""
-    limit = models.max_tokens(config.model, tokenizer)
+    limit = pretrained.max_tokens(config.model, tokenizer)
     if task.max_length <= limit:
         return task
     if config.max_length is not None:
@@ -141,7 +169,13 @@ def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
     return task.replace(max_length=limit)
 
 
-def _first(rows: Dataset | None, most: int | None) -> Any:
+def _sample(rows: Dataset, number: int) -> Any:
+    """So many rows, evenly spread."""
+    return rows[[i * len(rows) // number for i in range(number)]] if len(rows) > number else rows[:]
+
+
+def first(rows: Dataset | None, most: int | None) -> Any:
+    """The first rows, at most so many; all of them for None."""
     return rows if rows is None or most is None or len(rows) <= most else rows.select(range(most))
 
 
@@ -162,7 +196,7 @@ class Costs:
 def sites_of(config: RunConfig, model: Any) -> list[Site]:
     """The matrices that a run would prune."""
     try:
-        return find_sites(model, tuple(config.target_modules) or None, tuple(config.exclude_modules) or None)
+        return find_sites(model, config.target_modules or None, config.exclude_modules or None)
     except (ValueError, re.error) as error:
         raise InputError(f"there is nothing to prune in {config.model}: {error}") from None
 
@@ -170,22 +204,25 @@ def sites_of(config: RunConfig, model: Any) -> list[Site]:
 def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
     """Times a few forward and backward passes; the model's gradients are cleared again."""
     config = plan.config
-    sites = prunable_sites(plan, model)
+    sites = pruned_by(plan, model, sites_of(config, model))
     prunable = sum(site.numel for site in sites)
     parameters = sum(p.numel() for p in model.parameters())
     copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores
     if config.objective == "self-regularization" and plan.pruning is not None:
         copies += parameters
-    return Costs(len(sites), prunable, parameters, 4 * copies, _seconds_a_step(plan, model, trials) * plan.steps)
+    step = _seconds_a_step(plan, model, trials)
+    seconds = plan.steps * step * (TAUGHT if config.teaching.objective != "empirical-risk" else PRUNED)
+    if config.needs_dense and config.dense_steps is not None:
+        seconds += config.dense_steps * step
+    return Costs(len(sites), prunable, parameters, 4 * copies, seconds)
 
 
-def prunable_sites(plan: Plan, model: Any) -> list[Site]:
-    """The matrices that will be pruned, in units that fit them.
+def pruned_by(plan: Plan, model: Any, sites: list[Site]) -> list[Site]:
+    """Those of a model's sites that the plan's pattern prunes.
 
     Raises:
-        InputError: if there are none, or the pattern does not fit.
+        InputError: if the pattern does not fit.
     """
-    sites = sites_of(plan.config, model)
     try:
         layout = None if plan.pruning is None else plan.pruning.make_layout(sites, model)
     except ValueError as error:
@@ -205,8 +242,7 @@ def _seconds_a_step(plan: Plan, model: Any, trials: int) -> float:
         model(**batch).loss.backward()
         took.append(time.perf_counter() - started)
         model.zero_grad()
-    step = sum(took[1:]) / trials * plan.config.gradient_accumulation
-    return step * (1.35 if plan.config.objective != "empirical-risk" else 1.1)
+    return sum(took[1:]) / trials * plan.config.gradient_accumulation
 
 
 def sketch(densities: Sequence[float], height: int = 6) -> list[str]:

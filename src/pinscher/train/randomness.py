@@ -25,6 +25,8 @@ def gathered(accelerator: Any) -> list[dict[str, Any]]:
 
 def restore(states: list[dict[str, Any]], process: int) -> None:
     """Puts the generators of this process back. A process that had none when it was saved keeps its own."""
+    if not isinstance(states, list) or not states:
+        raise ValueError("it has no random state")
     if process >= len(states):
         return
     state = states[process]

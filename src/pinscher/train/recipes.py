@@ -1,19 +1,29 @@
-"""The settings of every cell of the paper's tables, as one table: `pinscher prune --recipe paper/rte-80`.
+"""Named settings: `best/…`, ours, and `paper/…`, every cell of the paper's tables.
+
+`best/BUDGET` is what `pinscher prune` does where nothing else is asked for: fine-tune densely, then prune that model
+while it learns from itself as it was, logits and hidden states (docs/results.md has the evidence).
 
 The paper states the learning rate, the schedule and the batch sizes it searched; the reference script gives RTE, and
 PLATON's scripts the epochs, warm-up and cool-down of the other tasks. A cell is MODEL x TASK x SPARSITY;
 `paper/TASK-SPARSITY` is BERT-base (data-to-text: GPT-2), `paper/minilm/…` and `paper/electra/…` the other two models.
+A name without its sparsity (`paper/rte`) leaves that open.
+
+The scripts count warm-up and cool-down in steps of their own batch size. With another batch size they are scaled, so
+that pruning starts and ends after as many examples.
 """
 
 from __future__ import annotations
 
-import difflib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from pinscher.errors import InputError
+from pinscher.registry import did_you_mean
+from pinscher.train.config import BUDGETS, DENSE, DISTILLATION, RunConfig
 
-# task: epochs, batch, warm-up, cool-down
-SCHEDULES: dict[str, tuple[int, int, int, int]] = {
+# task: epochs, batch, warm-up, cool-down. The learning rate warms up as long as the pruning does.
+SCHEDULES: dict[str, tuple[int, int, int, float]] = {
     "rte": (20, 16, 200, 1200),
     "mrpc": (10, 8, 300, 900),
     "stsb": (15, 16, 500, 2500),
@@ -24,9 +34,9 @@ SCHEDULES: dict[str, tuple[int, int, int, int]] = {
     "qqp": (10, 32, 5400, 27000),
     "squad": (10, 16, 5400, 27000),
     "conll2003": (10, 32, 500, 1500),  # in none of the scripts: CoLA's, which has about as many rows
-    "e2e": (5, 8, 0, 0),
-    "dart": (5, 8, 0, 0),
-    "webnlg": (5, 8, 0, 0),
+    "e2e": (5, 8, 500, 0.35),  # PST's script has no cool-down to take over: our default
+    "dart": (5, 8, 500, 0.35),
+    "webnlg": (5, 8, 500, 0.35),
 }
 GLUE = ("rte", "mrpc", "stsb", "cola", "sst2", "qnli", "mnli", "qqp")
 TEXT = ("e2e", "dart", "webnlg")
@@ -40,32 +50,57 @@ CELLS: dict[str, tuple[str, dict[tuple[str, ...], tuple[int, ...]]]] = {
     "microsoft/MiniLM-L12-H384-uncased": ("minilm/", {("rte", "cola", "qnli"): (80, 90)}),
     "google/electra-base-discriminator": ("electra/", {("rte", "cola", "qnli"): (80, 90)}),
 }
+# Our own, by the time they may take.
+BEST: dict[str, dict[str, Any]] = {
+    f"best/{budget}": {
+        "budget": budget,
+        "dense_start": True,
+        "objective": DISTILLATION,
+        "temperature": 2.0,
+        "hidden_weight": 1.0,
+    }
+    for budget in BUDGETS
+}
+NONE = "none"  # the recipe without settings
+STEPS = ("warmup", "cooldown", "lr_warmup")  # settings in steps; below 1 a fraction of all, for any batch size
 
 
-def _cell(model: str, task: str, percent: int) -> dict[str, Any]:
+def scaled(settings: Mapping[str, Any], before: int, now: int) -> dict[str, Any]:
+    """The settings with their steps, which were meant for `before` examples in a step, for `now` examples."""
+    steps = {name: settings[name] for name in STEPS if settings.get(name, 0) >= 1}
+    return {**settings, **{name: float(max(1, round(value * before / now))) for name, value in steps.items()}}
+
+
+def _of_task(model: str, task: str) -> dict[str, Any]:
+    """What all cells of a task have in common."""
     epochs, batch, warmup, cooldown = SCHEDULES[task]
     settings: dict[str, Any] = {
         "model": model,
         "task": task,
-        "sparsity": percent / 100,
         "epochs": float(epochs),
-        "batch_size": batch if "bert-base" in model or "gpt2" in model else 32,
+        "batch_size": 32 if CELLS[model][0] else batch,  # the scripts' own are for the models without a name in recipes
         "learning_rate": 3e-5,
+        "lr_warmup": float(warmup),
         "warmup": float(warmup),
         "cooldown": float(cooldown),
         "interval": 10,
         "eval_every": 50,
     }
-    if task == "rte":
-        settings["lr_warmup"] = 200.0
-    if task in TEXT:  # PST's script; it has no warm-up or cool-down to take over
-        settings |= {"learning_rate": 1e-4, "label_smoothing": 0.1, "warmup": 0.1, "cooldown": 0.35, "eval_every": 500}
-    return settings
+    if task in TEXT:
+        settings |= {"learning_rate": 1e-4, "label_smoothing": 0.1, "eval_every": 500}
+    return scaled(settings, batch, settings["batch_size"])
 
 
-RECIPES: dict[str, dict[str, Any]] = {
-    f"paper/{prefix}{task}-{percent}": _cell(model, task, percent)
+# Without a sparsity: paper/TASK, paper/MODEL/TASK.
+OPEN: dict[str, dict[str, Any]] = {
+    f"paper/{prefix}{task}": _of_task(model, task)
     for model, (prefix, groups) in CELLS.items()
+    for tasks in groups
+    for task in tasks
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    f"paper/{prefix}{task}-{percent}": {**OPEN[f"paper/{prefix}{task}"], "sparsity": percent / 100}
+    for prefix, groups in CELLS.values()
     for tasks, percents in groups.items()
     for task in tasks
     for percent in percents
@@ -73,9 +108,49 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The settings of a recipe."""
-    if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+    """The settings of a recipe, for its own batch size."""
+    known = BEST | RECIPES | OPEN
+    if name not in known:
+        meant = did_you_mean(name, known)
         raise InputError(f"unknown recipe {name!r}.{meant} Show all with: pinscher prune --recipe list")
-    return dict(RECIPES[name])
+    return dict(known[name])
+
+
+def applied(name: str, told: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
+    """A recipe with other settings on top, which win; the recipe's steps are scaled to the batch size that results.
+
+    Args:
+        name: the recipe.
+        told: the other settings, as a file or flags have them. Steps among them are taken as they are.
+        processes: how many processes train together, each with a batch of its own.
+    """
+    if name == NONE:
+        return dict(told)
+    recipe = settings(name)
+    if name in BEST:
+        return _best(recipe, told)
+    usual = {"batch_size": recipe["batch_size"], "gradient_accumulation": 1}
+    try:
+        examples = processes * math.prod(int(told.get(key) or value) for key, value in usual.items())
+    except (TypeError, ValueError):  # no number: whoever takes the settings says so
+        examples = 0
+    return {**(scaled(recipe, recipe["batch_size"], examples) if examples > 0 else recipe), **told}
+
+
+def recipe(name: str, **told: Any) -> RunConfig:
+    """The settings of a run by a recipe, others on top: `pinscher.recipe("best/standard", model=…, task=…)`."""
+    return RunConfig.from_dict({**applied(name, told), "recipe": name})
+
+
+def _best(recipe: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of a recipe below them, as far as they go together."""
+    if told.get("objective", recipe["objective"]) != recipe["objective"]:  # another teacher, or none: only the epochs
+        recipe = {"budget": recipe["budget"]}
+    return {**recipe, **told}
+
+
+def default(told: Mapping[str, Any]) -> str:
+    """The recipe of a run that names none: the best one for its budget; none where nothing or little is trained."""
+    trains = told.get("max_steps") != 0 and told.get("lora_rank") is None and not told.get("fsdp")
+    prunes = told.get("method") != DENSE and told.get("sparsity") != 0
+    return f"best/{told.get('budget') or 'standard'}" if trains and prunes else NONE

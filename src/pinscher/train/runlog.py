@@ -1,65 +1,56 @@
-"""What a run tells: log.jsonl for machines, a progress bar or plain lines for people."""
+"""What a run reports: log.jsonl for programs, a progress bar or plain lines for people."""
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-LINES = 20  # of progress, where there is no terminal
+from pinscher.runfolder import RunFolder
+
+LINES = 20  # of progress, if there is no terminal
 UNSEEN = ("total_flos", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch")
 
 
 class RunLog(TrainerCallback):
-    """One JSON object a line: training figures, evaluations, new teachers. A resumed run goes on where it was saved."""
+    """Writes log.jsonl: training figures, evaluations, new teachers. A resumed run continues the log where it left off.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.started = time.time()  # as if all sittings had been one
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.started = time.time()  # moved back by what earlier sittings took
 
     @property
     def seconds(self) -> float:
         return time.time() - self.started
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        known = self.path.read_text().splitlines() if self.path.exists() and state.global_step else []
-        kept = [line for line in known if _step(line) <= state.global_step]
-        self.started -= float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        fresh.write_text("".join(f"{line}\n" for line in kept))
-        fresh.replace(self.path)
+        if state.is_world_process_zero:
+            last = self.folder.cut_log(state.global_step or -1)  # a run that starts anew starts with an empty log
+            seconds = (last or {}).get("seconds", 0.0)
+            self.started -= seconds if isinstance(seconds, int | float) else 0.0  # a damaged log costs no run
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            kind = (
-                "teacher"
-                if "teacher_score" in logs
-                else "eval"
-                if any(n.startswith("eval_") for n in logs)
-                else "train"
-            )
-            figures = {("lr" if n == "learning_rate" else n): v for n, v in logs.items() if n not in UNSEEN}
-            line = {"event": kind, "step": state.global_step, "epoch": logs.get("epoch"), **figures}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
-
-
-def _step(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")  # a line that a kill cut off
+        if not state.is_world_process_zero or not logs or "train_runtime" in logs:
+            return
+        kind = "train"
+        if "teacher_score" in logs:
+            kind = "teacher"
+        elif any(name.startswith("eval_") for name in logs):
+            kind = "eval"
+        figures = {("lr" if name == "learning_rate" else name): v for name, v in logs.items() if name not in UNSEEN}
+        event = {"event": kind, "step": state.global_step, "epoch": logs.get("epoch"), **figures}
+        self.folder.append_event(event | {"seconds": round(self.seconds, 2)})
 
 
 class ProgressLine(TrainerCallback):
-    """Steps, loss, density now and wanted, the teacher's score, time left; plain lines where there is no terminal."""
+    """Steps, loss, density and its target, the teacher's score, time left; plain lines if there is no terminal."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from pinscher import checkpoint
+from pinscher import files
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
-from pinscher.train import data, models, runfolder
-from pinscher.train.config import RunConfig
+from pinscher.runfolder import SCORES, RunFolder, check_writable
+from pinscher.settings import COUNT, number
+from pinscher.train import data, pretrained
+from pinscher.train import folder as runfolder
+from pinscher.train.config import DataConfig, RunConfig
 from pinscher.train.evaluation import evaluate
-from pinscher.train.plan import evaluating_device, fitted, task_of
+from pinscher.train.plan import evaluating_device, first, fitted, splits_of, task_of
 from pinscher.train.tasks import Task
 
 BATCH_SIZE = 64
-# What a run's own configuration says of its test set.
-INHERITED = (
-    *("task", "data", "train_file", "test_file", "test_rows", "text_column", "label_column"),
-    *("max_length", "stride", "beams", "bleurt"),
-)
+# What a run's own configuration says of its rows.
+INHERITED = ("task", "seed", *(field.name for field in dataclasses.fields(DataConfig)))
+OWN = ("train", "validation")  # splits that are the run's own rows: those it trains on, and those it chooses by
 
 
 @dataclass(frozen=True)
@@ -63,38 +65,45 @@ def exam(
 ) -> Exam:
     """The test set of a run's own task, or of the task that the settings name; see `score`."""
     run = run_of(model)
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, not {batch_size}.")
+    if batch_size is not None:
+        batch_size = number(COUNT, batch_size, "--batch-size", whole=True)
+    most = settings.get("test_rows")
     if run is not None:
-        if stored is None and not (run / "model").exists():
-            raise InputError(f"{run} has no model yet: continue it with: pinscher prune --resume {run}")
+        if stored is None:
+            RunFolder(run).require_model()
         known = runfolder.config_of(run).to_dict()
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
-            settings = {name: known[name] for name in INHERITED if known[name]} | settings
+            settings = {name: known[name] for name in INHERITED if known[name] not in (None, [])} | settings
         model = stored or str(run / "model")
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
     config = RunConfig.from_dict({**settings, "model": model})
-    tokenizer = models.load_tokenizer(model)
+    tokenizer = pretrained.load_tokenizer(model)
     task = fitted(task_of(config), config, tokenizer)
+    if split in OWN:
+        splits = splits_of(task, config)
+        rows = splits.train if split == "train" else splits.validation
+        tests = {str(split): first(rows, None if most is None else config.test_rows)}
+    else:
+        tests = {name: first(rows, config.test_rows) for name, rows in _tests(task, config, split).items()}
+    labels = labels_of(model, task, next(iter(tests.values())))
+    return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
+
+
+def _tests(task: Task, config: RunConfig, split: str | None) -> dict[str, Dataset]:
+    """The test rows by split: the task's, or those of the split that is asked for."""
     if split is not None:
         task = task.replace(test_splits=(split,))
     # A run without test rows has split some off its training rows: the same ones are found again.
     train_file = None if config.data or config.test_file else config.train_file
     source = data.Source(config.data, train_file, None, config.test_file)
-    splits = data.load(task, source, training=False, seed=config.seed)
-    tests = {
-        name: rows if config.test_rows is None else rows.select(range(min(len(rows), config.test_rows)))
-        for name, rows in splits.tests.items()
-    }
-    labels = labels_of(model, task, next(iter(tests.values())))
-    return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
+    return data.load(task, source, training=False, seed=config.seed, only=split).tests
 
 
 def run_of(model: str) -> Path | None:
     """The folder of the run that a model is named by."""
-    return Path(model) if (Path(model) / "config.yaml").exists() else None
+    return Path(model) if RunFolder(model).is_run else None
 
 
 def score(
@@ -105,30 +114,42 @@ def score(
     batch_size: int | None = None,
     output: str | None = None,
     stored: str | None = None,
+    meanwhile: Callable[[Scored], None] | None = None,
 ) -> Scored:
-    """Answers the test set with a checkpoint and scores the answers.
+    """Answers the test set with a checkpoint and scores the answers. scores.json is written last.
 
     Args:
         model: hub id, model folder, or the folder of a run, whose task and data are then the default.
         settings: fields of RunConfig: task, data, columns, lengths.
-        split: a split to answer instead of the task's test set; it may be without labels.
+        split: a split to answer instead of the task's test set; it may be without labels. `train` and `validation` are
+            the rows that the run trained on and chose by.
         batch_size: examples in a batch; by default a run's own, else 64.
         stored: a folder with the run's model in another form, scored instead of its own.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
+        meanwhile: what else to do with the scores, before scores.json says that all is done.
     """
     if output is not None:
-        runfolder.check_place(Path(output))
+        check_writable(Path(output))
     run, asked = run_of(model), exam(model, settings, split=split, batch_size=batch_size, stored=stored)
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
-    loaded = models.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
+    loaded = pretrained.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
     folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
-    files = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
+    written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(
-        model, config.task, task.main, found.scores, found.splits, sum(map(len, tests.values())), _zeros(loaded), files
+        model,
+        config.task,
+        task.main,
+        found.scores,
+        found.splits,
+        sum(map(len, tests.values())),
+        _zeros(loaded),
+        written,
     )
+    if meanwhile is not None:
+        meanwhile(scored)
     text = json.dumps({"model": model, "task": config.task, "metrics": found.scores, "splits": found.splits}, indent=1)
-    checkpoint.write_text(folder / "scores.json", text + "\n")
+    files.write_text(folder / SCORES, text + "\n")
     return scored
 
 
@@ -136,7 +157,7 @@ def labels_of(model: str, task: Task, rows: Dataset) -> Sequence[str]:
     """The order of the classes: the checkpoint's own where it names them, else the task's."""
     if task.kind not in ("classes", "tokens"):
         return ()
-    named, wanted = models.label_names(model), list(getattr(task, "names", ()) or ())
+    named, wanted = pretrained.label_names(model), list(task.names)
     if not named:
         return task.labels(rows)
     if not wanted:
@@ -145,13 +166,13 @@ def labels_of(model: str, task: Task, rows: Dataset) -> Sequence[str]:
         raise InputError(
             f"{model} has {len(named)} labels ({', '.join(named[:6])}), task {task.name!r} has {len(wanted)}."
         )
-    known = {models.plain(name): name for name in wanted}
-    if {models.plain(name) for name in named} != set(known):
+    known = {pretrained.plain(name): name for name in wanted}
+    if {pretrained.plain(name) for name in named} != set(known):
         raise InputError(
             f"{model} calls its labels {', '.join(named)}, task {task.name!r} has {', '.join(wanted)}: which is which "
             "is not known. Rename them in id2label of its config.json."
         )
-    return [known[models.plain(name)] for name in named]
+    return [known[pretrained.plain(name)] for name in named]
 
 
 def _zeros(model: Any) -> float | None:

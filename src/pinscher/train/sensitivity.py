@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from pinscher import settings as checks
 from pinscher.errors import InputError
 from pinscher.prune import Site, find_sites
 from pinscher.prune.masking import Scores, threshold, zero_
-from pinscher.train import data, models, runfolder, scoring
+from pinscher.train import data, pretrained, scoring
+from pinscher.train import folder as runfolder
 from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import answer, mean_loss
 from pinscher.train.plan import evaluating_device, fitted, task_of
@@ -28,7 +30,7 @@ from pinscher.train.tasks import Task
 
 LEVELS = (0.5, 0.8, 0.9)
 ROWS = 500
-LOSS = "loss"  # what text is judged by: generating it at every trial would take hours
+LOSS = "loss"  # the measure of tasks whose answers take too long to make at every trial
 
 
 @dataclass(frozen=True)
@@ -72,30 +74,27 @@ def measure(
     Raises:
         InputError: if the task, its data or a head for it is missing.
     """
-    for level in levels:
-        if not 0.0 < level < 1.0:
-            raise InputError(f"--levels must lie between 0 and 1, not {level:g}.")
-    if rows < 1:
-        raise InputError(f"--rows must be at least 1, not {rows}.")
+    levels = checks.numbers_in(checks.SHARE, levels, "--levels")
+    rows = checks.number(checks.COUNT, rows, "--rows", whole=True)
     if Path(model).is_file():
         raise InputError(f"{model} is a file: --sensitivity runs the model, so give the folder of one.")
     config = _config(model, settings)
     _check_head(config.model)
-    tokenizer = models.load_tokenizer(config.model)
+    tokenizer = pretrained.load_tokenizer(config.model)
     task = fitted(task_of(config), config, tokenizer)
     train, validation = _rows(config, task, rows)
     labels = scoring.labels_of(config.model, task, train)
-    loaded = models.load_model(config.model, task, labels, tokenizer).to(evaluating_device())
-    is_text = hasattr(task, "generate")
-    features = task.features(validation, tokenizer, labels, training=is_text)
+    loaded = pretrained.load_model(config.model, task, labels, tokenizer).to(evaluating_device())
+    by_loss = task.judged_by_loss
+    features = task.features(validation, tokenizer, labels, training=by_loss)
 
     def score() -> float:
-        if is_text:
+        if by_loss:
             return mean_loss(loaded, features, task, tokenizer, config.eval_batch_size)
         said = answer(loaded, task, tokenizer, validation, labels, config.eval_batch_size, features)
         return task.scores(said, validation)[task.main]
 
-    sign = -1.0 if is_text else 1.0
+    sign = -1.0 if by_loss else 1.0
     whole, units, losses = score(), _units(find_sites(loaded)), []
     for number, (group, name, sites) in enumerate(units):
         lost = {}
@@ -107,7 +106,7 @@ def measure(
         count = sum(site.numel for site in sites)
         losses.append(Loss(name, group, count, sum(site.zeros() for site in sites) / count, lost))
     losses.sort(key=lambda one: tuple(-one.lost[level] for level in sorted(levels, reverse=True)))
-    return Sensitivity(task.name, LOSS if is_text else task.main, len(validation), whole, losses)
+    return Sensitivity(task.name, LOSS if by_loss else task.main, len(validation), whole, losses)
 
 
 @contextmanager
@@ -161,7 +160,7 @@ def _rows(config: RunConfig, task: Task, most: int) -> tuple[Dataset, Dataset]:
 
 
 def _check_head(model: str) -> None:
-    names = models.load_config(model).architectures or [""]
+    names = pretrained.load_config(model).architectures or [""]
     if not any("For" in name or "LMHead" in name for name in names):
         raise InputError(
             f"{model} has no head for a task, so there is no score to lose. Fine-tune it first: "

@@ -18,7 +18,7 @@ def prune(plan: Plan, model: Any) -> None:
         return
     config, pruning = plan.config, plan.pruning
     criterion = CRITERIA[config.method](**config.option)
-    number = getattr(criterion, "calibration", 0) or getattr(criterion, "gradients", 0) * config.batch_size
+    number = criterion.calibration_rows(config.batch_size)
     collate = plan.task.collator(plan.tokenizer)
     try:
         prune_once(

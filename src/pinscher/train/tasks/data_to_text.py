@@ -26,7 +26,7 @@ from pinscher.errors import InputError
 from pinscher.prune.sites import evaluating
 from pinscher.train import metrics
 from pinscher.train.batches import IGNORED
-from pinscher.train.tasks.task import Outputs, Task, add, write_lines
+from pinscher.train.tasks.task import Task, add, write_lines
 
 SOURCE, REFERENCES = "source", "references"  # the columns of grouped rows
 VARIANTS = {"meaning_representation": "mr", "human_reference": "ref"}  # as E2E's own files have it
@@ -129,6 +129,7 @@ class Text(Task):
 
     kind: ClassVar[str] = "causal-lm"
     architecture: ClassVar[str] = "AutoModelForCausalLM"
+    generates: ClassVar[bool] = True
     judged_by_loss: ClassVar[bool] = True
     text_fields: ClassVar[tuple[str, ...]] = ("source_column",)
     label_field: ClassVar[str] = "target_column"
@@ -194,8 +195,8 @@ class Text(Task):
     def collator(self, tokenizer: Any) -> Any:
         return Padding(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
-    def generate(self, model: Any, tokenizer: Any, features: Dataset, batch_size: int) -> list[str]:
-        """What the model says to each prompt, in the order of the features. Leaves the model as it was."""
+    def generate(self, model: Any, tokenizer: Any, features: Dataset, batch_size: int) -> list[Any]:
+        """The text for each prompt, in the order of the features. The model stays as it was."""
         prompts = [list(ids) for ids in features["input_ids"]]
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the dearest batch first
         need = len(prompts[order[0]]) + self.max_new_tokens
@@ -228,9 +229,6 @@ class Text(Task):
         finally:
             model.generation_config = own
         return said
-
-    def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
-        raise NotImplementedError("texts do not come from one pass's logits: call generate()")
 
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
         said, references = list(answers), list(rows[REFERENCES][:])

@@ -15,9 +15,7 @@ from datasets import ClassLabel, Dataset
 
 from pinscher.errors import InputError
 from pinscher.train import metrics
-from pinscher.train.tasks.task import Outputs, Task, add, write_lines
-
-UNLABELLED = -1  # what GLUE's own test rows carry
+from pinscher.train.tasks.task import UNLABELLED, Outputs, Task, add, write_lines
 
 BINARY: dict[str, Callable[[list[int], list[int]], float]] = {"f1": metrics.f1, "matthews": metrics.matthews}
 
@@ -29,7 +27,6 @@ class Sentences(Task):
     Args:
         text_columns: one or two columns.
         label_column: names of classes, or their ids.
-        names: the classes in the order of their ids; empty: those found in the training rows.
         also: further scores beside the main one.
         files: name of the submission file for each split; empty: predictions_SPLIT.tsv.
         writes_ids: whether the submission holds ids instead of names.
@@ -37,7 +34,6 @@ class Sentences(Task):
 
     text_columns: tuple[str, ...] = ("sentence",)
     label_column: str = "label"
-    names: tuple[str, ...] = ()
     main: str = "accuracy"
     also: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()

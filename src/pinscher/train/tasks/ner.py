@@ -32,13 +32,12 @@ class Tokens(Task):
     Args:
         tokens_column: a list of words.
         tags_column: a tag for each word, by name or by id.
-        names: the tags in the order of their ids; empty: those found in the training rows. Entities cannot be told
-            from ids alone, so ids need either this or a column that knows their names.
+
+    Entities cannot be told from ids alone: a column of ids needs `names`, or must know the names itself.
     """
 
     tokens_column: str = "tokens"
     tags_column: str = "ner_tags"
-    names: tuple[str, ...] = ()
     max_length: int = 256  # CoNLL's longest sentences have more than 128 tokens
     main: str = "f1"
 

@@ -1,14 +1,16 @@
-"""Task: all that a run must know of its data, as a frozen value. One file a family; TASKS holds every task by name.
+"""Task: everything a run must know about its data, as a frozen value. One file a family; TASKS holds them by name.
 
-A task turns rows (as they are read) into features (what the model sees), the model's outputs into answers (what a
-person reads), answers into scores, and answers into the file that the benchmark's own server takes.
+A task turns rows (as read from a file) into features (what the model sees), the model's outputs into answers (what a
+person reads), answers into scores, and answers into the file that the benchmark's own server takes. What a task can do
+is an attribute or a method of this class, never a question about its type. To add a task, write one subclass and `add`
+it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,10 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from pinscher import checkpoint
+from pinscher import files
 from pinscher.errors import InputError
-from pinscher.prune.registry import Registry
+from pinscher.registry import Registry
 
+UNLABELLED = -1  # the label of a row whose label is secret
+Reader = Callable[[str, str], dict[str, list[Any]]]  # a file's text and its name for messages -> columns
 Outputs = Sequence[tuple[np.ndarray, ...]]  # for each feature its logits; for spans start and end
 
 
@@ -33,7 +37,8 @@ class Task(ABC):
         hub: what `datasets.load_dataset` is called with, where the data is on the hub.
         train_split: the split to train on; a part of it becomes the validation set.
         test_splits: the original development sets. They are only ever the test.
-        max_length: tokens an example may have.
+        max_length: maximum number of tokens of an example.
+        names: the classes in the order of their ids; empty: those found in the training rows, if there are classes.
     """
 
     name: str
@@ -42,17 +47,27 @@ class Task(ABC):
     train_split: str = "train"
     test_splits: tuple[str, ...] = ("validation",)
     max_length: int = 128
+    names: tuple[str, ...] = ()
 
     kind: ClassVar[str]  # what the teacher compares: classes, regression, tokens, spans, causal-lm
     architecture: ClassVar[str]  # the class that loads the model, e.g. AutoModelForSequenceClassification
-    judged_by_loss: ClassVar[bool] = False  # whether validation is by loss: where answers are dear to make
+    generates: ClassVar[bool] = False  # whether answers are generated (`generate`), not read off logits (`answers`)
+    judged_by_loss: ClassVar[bool] = False  # whether validation uses the loss, because answers take too long to make
     text_fields: ClassVar[tuple[str, ...]]  # the fields that --text-column sets, in this order
     label_field: ClassVar[str]  # the field that --label-column sets
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns that rows must have."""
+        """The columns that rows must have; the label is the last."""
+
+    def bundled(self) -> Mapping[str, Dataset]:
+        """The splits of a data set that comes with an installed package; none for most tasks."""
+        return {}
+
+    def reader(self, suffix: str) -> Reader | None:
+        """Reads the task's own files with this suffix, one of `formats.SUFFIXES`; None leaves them to `formats`."""
+        return None
 
     def normalized(self, rows: Dataset) -> Dataset:
         """Brings the column names and values of this data set's known variants to the ones used here."""
@@ -69,6 +84,11 @@ class Task(ABC):
                 f"It has: {', '.join(rows.column_names)}."
             )
 
+    def lacks_labels(self, rows: Dataset) -> bool:
+        """Whether these rows have no labels, as a benchmark's secret test set."""
+        column = self.columns[-1]
+        return column in rows.column_names and len(rows) > 0 and all(v in (UNLABELLED, None) for v in rows[column])
+
     def labels(self, rows: Dataset) -> tuple[str, ...]:
         """The names of the classes, in the order of their ids; none where there are no classes."""
         return ()
@@ -84,9 +104,13 @@ class Task(ABC):
     def collator(self, tokenizer: Any) -> Any:
         """Makes a padded batch of some features."""
 
-    @abstractmethod
     def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
-        """What the model says to each row."""
+        """The answer to each row, from the model's outputs; for tasks that do not generate."""
+        raise NotImplementedError(f"task {self.name!r} generates its answers: call generate()")
+
+    def generate(self, model: Any, tokenizer: Any, features: Dataset, batch_size: int) -> list[Any]:
+        """The answer to each feature, generated by the model; for tasks that generate."""
+        raise NotImplementedError(f"task {self.name!r} does not generate: call answers()")
 
     @abstractmethod
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
@@ -128,4 +152,4 @@ def add(task: Task) -> Task:
 
 def write_lines(path: Path, lines: Sequence[str]) -> Path:
     """Writes a text file that is whole or not there."""
-    return checkpoint.write_text(path, "".join(f"{line}\n" for line in lines))
+    return files.write_text(path, "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,1 @@
+"""The command: one file for each subcommand. Only this room joins others."""

@@ -1,0 +1,41 @@
+"""Ablations: variants of pins that differ in one choice, as tables of settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinscher.errors import InputError
+from pinscher.prune.teacher import OBJECTIVES
+from pinscher.registry import did_you_mean
+
+
+def _options(name: str, *values: str) -> dict[str, dict[str, Any]]:
+    return {value: {"option": {name: value}} for value in values}
+
+
+# axis: what the variant is called -> its settings
+ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "objective": {name: {"objective": name} for name in OBJECTIVES},
+    "teacher": {
+        "best": {},  # the latest best, as in the paper
+        "late": {"teacher_start": 0.65},  # none before the final sparsity
+        "near": {"teacher_start": 0.1, "teacher_lag": 1.25},  # none much denser than the student
+        "mixed": {"mix": "entropy"},
+    },
+    "smoothing": _options("smoothing", "window", "ema", "none"),
+    "score": _options("score", "abs", "update", "signed")
+    # averages of signed scores are mostly noise: these two are also tried without
+    | {f"{name}-unsmoothed": {"option": {"score": name, "smoothing": "none"}} for name in ("update", "signed")},
+    "regrow": {"on": {"regrow": True}, "off": {"regrow": False}},
+    "interval": {str(steps): {"interval": steps} for steps in (1, 10, 50)},
+    "hold": {name: {"hold": name} for name in ("cooldown", "always", "never")},
+}
+
+
+def variants(axis: str) -> dict[str, dict[str, Any]]:
+    """The methods of an ablation as a comparison takes them: label -> settings."""
+    if axis not in ABLATIONS:
+        meant = did_you_mean(axis, ABLATIONS)
+        raise InputError(f"unknown ablation {axis!r}.{meant} Known: {', '.join(ABLATIONS)}.")
+    prefix = "pins-" if axis == "objective" else f"pins-{axis}-"
+    return {f"{prefix}{name}": {"method": "pins", **told} for name, told in ABLATIONS[axis].items()}

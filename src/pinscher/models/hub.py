@@ -1,0 +1,149 @@
+"""Where models are: a folder, an installed package or the hub, which may be out of reach."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pinscher.errors import InputError, first_line
+from pinscher.models import folders
+
+PROBE_SECONDS = 8.0
+PACKAGE = "pypi:"
+
+
+@contextmanager
+def offline_if_unreachable() -> Iterator[None]:
+    """Without a network the libraries still have their caches: in this block they look there at once.
+
+    On their own they find out by trying again and again, for half a minute and more.
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not any(before) and not _is_reachable():
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+@functools.cache
+def _is_reachable() -> bool:
+    """Whether the hub answers anything at all, soon. Asked once in a process."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(huggingface_hub.get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS))
+        except Exception:  # no answer is the answer
+            return
+
+    # In a thread, because looking up a name can hang for longer than any timeout that can be set.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return bool(answers)
+
+
+def locate(model: str) -> str:
+    """What from_pretrained is given: a hub id or a folder; `pypi:NAME` is the folder `model` of a package."""
+    if not model.startswith(PACKAGE):
+        path = Path(model)
+        looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if looks_local and not path.expanduser().exists():
+            raise InputError(f"there is no model folder {model}.")
+        if path.is_dir() and not (path / "config.json").exists():
+            inside = path / "model"
+            hint = f" Did you mean {inside}?" if (inside / "config.json").exists() else ""
+            raise InputError(f"{model} is not a model folder: it has no config.json.{hint}")
+        if path.expanduser().is_dir():
+            folders.check(path.expanduser())
+        return str(path.expanduser()) if path.expanduser().is_dir() else model
+    name = model.removeprefix(PACKAGE)
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise InputError(f"the package {name} is not installed. Install it with: pip install 'pinscher[demo]'")
+    return str(Path(found.origin).parent / "model")
+
+
+@contextmanager
+def loading(model: str, what: str) -> Iterator[None]:
+    """Turns what goes wrong in this block into one sentence: transformers, safetensors and tokenizers each have errors
+    of their own for damaged files, down to a bare Exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise unreachable(model, what, error) from None
+
+
+def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """A model by its class, and what transformers says of its loading.
+
+    Raises:
+        InputError: with the file and the cause, if the model cannot be loaded or lacks a weight of its blocks.
+    """
+    place = locate(model)
+    try:
+        loaded, told = kind.from_pretrained(place, **settings, output_loading_info=True)
+    except Exception as error:  # transformers, torch and safetensors have many names for what can be wrong
+        raise unreachable(model, "model", _mismatch(kind, place, settings, error)) from None
+    if lacking := sorted(name for name in told["missing_keys"] if name.startswith(_blocks(loaded))):
+        raise InputError(f"{model} lacks {lacking[0]}: it is not the whole model. Copy it again, or save it again.")
+    return loaded, told
+
+
+def _blocks(model: Any) -> tuple[str, ...]:
+    """How the names of the weights in the blocks of the base model begin."""
+    from torch import nn
+
+    base = model.base_model
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
+    return tuple(f"{prefix}{name}." for name, module in base.named_modules() if isinstance(module, nn.ModuleList))
+
+
+def _mismatch(kind: Any, place: str, settings: dict[str, Any], error: Exception) -> Exception:
+    """The weight of another shape, by name, where transformers only points at its log."""
+    if "ignore_mismatched_sizes" not in str(error) or not Path(place).is_dir():
+        return error
+    asked = settings | {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    name, found, wanted = sorted(kind.from_pretrained(place, **asked)[1]["mismatched_keys"])[0]
+    return InputError(f"{name} is stored as {list(found)}, the model has {list(wanted)}")
+
+
+def _damage(folder: Path) -> str | None:
+    """Which file of weights cannot be opened, and why."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            if path.is_dir():
+                return f"{path} is a folder, not a file"
+            with safe_open(path, framework="pt") as file:
+                file.keys()
+        except (SafetensorError, OSError, ValueError) as error:
+            return f"{path} is damaged ({first_line(error)})"
+    return None
+
+
+def unreachable(model: str, what: str, error: BaseException) -> InputError:
+    """One sentence for the many ways in which loading fails."""
+    place = Path(locate(model))
+    if place.is_dir():
+        cause = _damage(place) if what == "model" and not isinstance(error, InputError) else None
+        return InputError(f"cannot load the {what} in {model}: {cause or first_line(error)}")
+    return InputError(
+        f"cannot get the {what} {model!r} from the hub: there is no such model, or no network. Give the folder of a "
+        "model instead."
+    )

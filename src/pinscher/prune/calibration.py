@@ -1,0 +1,40 @@
+"""Calibration data: batches of model inputs, for methods that look at what a model does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pinscher.prune.criteria import CRITERIA, Criterion
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+def listed(criterion: Criterion, batches: Batches | None) -> list[Any]:
+    """The batches as a list.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    data = list(batches() if callable(batches) else batches or ())
+    if not data:
+        raise missing(criterion)
+    return data
+
+
+def missing(criterion: Criterion) -> ValueError:
+    """The error for a method that needs calibration data where none was given."""
+    name = next(name for name in CRITERIA if CRITERIA[name] is type(criterion))
+    return ValueError(
+        f"{name} needs calibration data: give batches of model inputs, Pruner(model, config, calibration=batches) or "
+        f"prune_once(model, {name!r}, batches=batches)."
+    )
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """Calls the model with a batch: a mapping by names, a tuple or list in order, anything else as the one input."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

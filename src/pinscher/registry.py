@@ -1,0 +1,44 @@
+"""Names for things that can be chosen: a dict that refuses duplicates and suggests what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """A question that suggests the known name closest to a wrong one; empty if none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.4)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(noun: str, name: object, known: Iterable[str]) -> str:
+    """What to say of a name that is not known: the closest one, and all there are."""
+    names = list(known)
+    return f"unknown {noun} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}"
+
+
+class Registry(Generic[T]):
+    def __init__(self, noun: str) -> None:
+        self.noun = noun
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.noun} {name!r} is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise ValueError(unknown(self.noun, name, self))
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)

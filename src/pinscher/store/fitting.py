@@ -1,0 +1,112 @@
+"""Whether a stored file is the model that is to be made of it: asked by every reader, before room is made for weights.
+
+The model is an empty one, on the meta device. What it takes from the file must be there, with its shape and type, and
+what it adds by itself must be in proportion to the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from pinscher.errors import InputError
+from pinscher.models.blocks import is_conv1d
+from pinscher.store import payload
+from pinscher.store.file import EXPANSION, VERSION, Stored, size_of
+from pinscher.store.streams import DamagedError
+
+
+def check_version(settings: Any) -> None:
+    """Refuses a format that this version cannot read; `settings` is what config.json says of it."""
+    version = settings.get("version") if isinstance(settings, dict) else None
+    if type(version) is not int or version != VERSION:
+        raise InputError(
+            f"the model has format version {str(version)[:20]!r}, this pinscher reads {VERSION}: update pinscher."
+        )
+
+
+def fit(model: Any, stored: Stored) -> dict[str, str]:
+    """The stored name of every parameter and buffer that an empty model takes from a file.
+
+    Raises:
+        InputError: in the name of file and tensor, for a weight that is missing or of another shape or type, and for a
+            model that is larger than the file can justify.
+    """
+    state = model.state_dict()
+    homes = _homes(model, stored.names(), state)
+    for key, name in homes.items():
+        _check_fits(model, stored, key, name, state[key])
+    _check_complete(model, stored, homes)
+    _check_room(model, stored, homes)
+    return homes
+
+
+def _homes(model: Any, names: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
+    """Where each tensor goes, by transformers' own rules for old names and for models with and without a head."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    homes = {}
+    for name in names:
+        for rules in (renamings, []):
+            key, _ = rename_source_key(name, rules, [], model.base_model_prefix, state)
+            if key in state:
+                homes[key] = name
+                break
+    return homes
+
+
+def _check_fits(model: Any, stored: Stored, key: str, name: str, wanted: Tensor) -> None:
+    found, raw = stored.head(name), stored.raw(name)
+    shape = found.shape if found else tuple(raw.shape)
+    is_float = found.scaled or found.dtype.is_floating_point if found else raw.is_floating_point()
+    if shape != tuple(wanted.shape):
+        raise InputError(
+            f"{stored.path(name)}: {name} is stored as {list(shape)}, the model to load has {list(wanted.shape)}. For "
+            "a head of another size load the model as it is and replace its head, or fine-prune it with --new-head."
+        )
+    if is_float != wanted.is_floating_point():
+        raise InputError(f"{stored.path(name)}: {name} is stored in another type than the model has.")
+    if found and found.transposed != is_conv1d(model.get_submodule(key.rpartition(".")[0])):
+        raise DamagedError(f"{stored.path(name)}: {name} is stored the other way round than the model has it")
+
+
+def _check_complete(model: Any, stored: Stored, homes: dict[str, str]) -> None:
+    """Refuses a file that lacks a weight: transformers would make one up."""
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    held = {ties.get(key, key) for key in homes}
+    ignored = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    groups = defaultdict(list)
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        groups[id(parameter)].append(key)
+    for keys in groups.values():
+        lacking = held.isdisjoint(ties.get(key, key) for key in keys)
+        if lacking and _must_be_stored(model, keys[0]) and not any(re.search(each, keys[0]) for each in ignored):
+            raise DamagedError(f"{stored.place} lacks {keys[0]}: it is not the whole model")
+
+
+def _must_be_stored(model: Any, key: str) -> bool:
+    """Whether no file of this model can be without a weight; a new head may be wanted, and a pooler be left out."""
+    base = model.base_model
+    if base is not model and type(model).__name__ in (getattr(model.config, "architectures", None) or ()):
+        return True
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
+    blocks = tuple(f"{prefix}{name}." for name, module in base.named_modules() if isinstance(module, nn.ModuleList))
+    owner = model.get_submodule(key.rpartition(".")[0])
+    return key.startswith(blocks) or (key.startswith(prefix) and isinstance(owner, nn.Embedding))
+
+
+def _check_room(model: Any, stored: Stored, homes: dict[str, str]) -> None:
+    """Refuses what a model would make room for by itself, if config.json asks for much more than the file has."""
+    own = {id(p): p for name, p in model.named_parameters() if name not in homes}
+    own |= {id(buffer): buffer for name, buffer in model.named_buffers() if name not in homes}
+    wanted, held = size_of(own.values()), stored.size
+    if wanted > payload.FREE + EXPANSION * held:
+        raise DamagedError(
+            f"{stored.place} has {held:,} bytes, its config.json asks for {wanted:,} bytes that are not in it"
+        )

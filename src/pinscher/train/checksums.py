@@ -1,0 +1,77 @@
+"""The checksums of a checkpoint: one file that lists the size and the hash of every other file of the folder.
+
+Disks and copies flip bits. A checkpoint is hashed when it is written and again before anything of it is loaded, so that
+a run never continues from other weights than it saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pinscher.errors import InputError
+
+NAME = "checksums.json"
+FORMAT = 1
+CHUNK = 1 << 20  # bytes in memory at a time: checkpoints can be larger than it
+
+
+class DamagedError(InputError):
+    """A file is not what was written; the sentence names the file and what is wrong."""
+
+
+def write(folder: Path) -> None:
+    """Hashes every file of a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    listed = {path.relative_to(folder).as_posix(): _described(path) for path in files}
+    (folder / NAME).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1) + "\n")
+
+
+def verify(folder: Path) -> None:
+    """Compares a folder's files with what was written; a folder that was written without checksums is not checked.
+
+    Raises:
+        DamagedError: for the first file that is missing or differs, and for weights that do not belong to the folder.
+    """
+    try:
+        listed = _listed(json.loads((folder / NAME).read_text()))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedError(f"{folder / NAME} is damaged: it does not list files with their checksums") from None
+    for name, said in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedError(f"{path} is missing")
+        size = path.stat().st_size
+        if size != said["size"]:
+            raise DamagedError(f"{path} is damaged: it has {size:,} bytes instead of {said['size']:,}")
+        if _hash(path) != said["blake2b"]:
+            raise DamagedError(f"{path} is damaged: its checksum differs from the one it was written with")
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name not in listed:
+            raise DamagedError(f"{path} is not part of the checkpoint")
+
+
+def _listed(manifest: Any) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = manifest["files"]
+    if manifest["format"] != FORMAT or not found or any(Path(name).is_absolute() or ".." in name for name in found):
+        raise ValueError
+    if not all(isinstance(said["size"], int) and isinstance(said["blake2b"], str) for said in found.values()):
+        raise TypeError
+    return found
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "blake2b": _hash(path)}
+
+
+def _hash(path: str | os.PathLike[str]) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

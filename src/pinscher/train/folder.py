@@ -1,0 +1,250 @@
+"""What a run writes about itself into its folder, in the terms of its plan: settings, data, versions, result.
+
+RunFolder knows the files; this module knows RunConfig, Plan and Result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import transformers
+from accelerate.utils import broadcast_object_list
+from rich.console import Console
+
+from pinscher import __version__
+from pinscher.errors import InputError
+from pinscher.prune import Site
+from pinscher.runfolder import RunFolder
+from pinscher.train.config import DENSE, RunConfig
+from pinscher.train.plan import PLACES, Plan
+from pinscher.train.processes import processes
+
+# What may be different when a run is resumed: places, whose content is checked, and what does not touch the training.
+MAY_CHANGE = (*PLACES, "output", "overwrite", "export", "recipe", "report_to")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. Scores are percent, on the test set.
+
+    `model`, `tokenizer` and `dense_model` are there only if this process has just made them: they are not written to
+    result.json. A sharded model is never among them.
+    """
+
+    folder: Path
+    status: str  # finished or interrupted
+    main: str
+    scores: dict[str, float]
+    dense: dict[str, float] | None
+    sparsity: float
+    steps: int
+    seconds: float  # of training and testing, over all sittings
+    validation: dict[str, float] = field(default_factory=dict)  # the final model on the validation rows
+    asked_to_stop: bool = False  # too late to interrupt this run, but nothing else should start
+    model: Any = field(default=None, repr=False, compare=False)  # the finished model, on the CPU, in evaluation mode
+    tokenizer: Any = field(default=None, repr=False, compare=False)
+    dense_model: Any = field(default=None, repr=False, compare=False)  # the baseline's
+
+    @property
+    def score(self) -> float:
+        return self.scores[self.main]
+
+    def without_models(self) -> Result:
+        """The same result; the memory of its models can be freed."""
+        return dataclasses.replace(self, model=None, tokenizer=None, dense_model=None)
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Holds a run folder for all processes that train together: the first locks it, and all raise if it cannot."""
+    with contextlib.ExitStack() as stack:
+        said: list[str | None] = [None]
+        if processes().is_main_process:
+            try:
+                stack.enter_context(folder.locked())
+            except InputError as error:
+                said = [str(error)]
+        broadcast_object_list(said)
+        if said[0] is not None:
+            raise InputError(said[0])
+        yield
+
+
+# ------------------------------------------------------------ config.yaml
+
+
+def start(plan: Plan, asked: RunConfig, sites: Sequence[Site], folder: RunFolder) -> None:
+    """Makes the run's folder. `asked` are the settings before the plan decided those left open."""
+    splits = plan.splits
+    sizes = {"train": len(splits.train or ()), "validation": len(splits.validation or ())}
+    config = {
+        "run": plan.config.to_dict(),
+        "asked": asked.to_dict(),
+        "data": {
+            "fingerprint": splits.fingerprint,
+            "rows": sizes | {f"test: {name}": len(rows) for name, rows in splits.tests.items()},
+            "labels": list(plan.labels),
+            "score": plan.task.main,
+            "notes": list(splits.notes),
+        },
+        "versions": versions(),
+        "started": fingerprints(plan.config),
+        "sites": [_described(site) for site in sites],
+    }
+    folder.create(config, overwrite=plan.config.overwrite)
+
+
+def _described(site: Site) -> dict[str, Any]:
+    """A prunable matrix for readers that do not have the model's code."""
+    return {
+        "tensor": f"{site.name}.weight" if site.parameter == "weight" else site.name,
+        "block": site.block,
+        "kind": site.kind,
+        "outputs": site.shape[-1 if site.transposed else 0],
+        "inputs": site.shape[0 if site.transposed else -1],
+        "transposed": site.transposed,
+    }
+
+
+def versions() -> dict[str, Any]:
+    """What the last bits of a result depend on, besides the settings."""
+    return {
+        "pinscher": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "datasets": datasets.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "processes": processes().num_processes,
+    }
+
+
+def check_same(plan: Plan, folder: RunFolder, console: Console) -> None:
+    """Refuses to resume on other data; notes what may change the last bits of the result."""
+    known = folder.read_config()
+    _check_settings(plan.config, known, folder)
+    if not isinstance(known.get("data"), dict) or not isinstance(known.get("versions"), dict):
+        raise InputError(f"{folder.config} is damaged: it does not say which data and versions the run had.")
+    if known["data"].get("fingerprint") != plan.splits.fingerprint:
+        raise InputError(f"the data has changed since {folder} was started: it cannot be resumed, start a new run.")
+    for name, now in versions().items():
+        before = known["versions"].get(name)
+        if before != now:
+            console.print(
+                f"note: {name} was {before}, now {now}: the result may differ in the last bits", highlight=False
+            )
+
+
+def fingerprints(config: RunConfig) -> dict[str, str]:
+    """A short hash of every setting that a resumed run must have as it was; by them an edited setting is found out.
+
+    A dense run ignores how others are pruned.
+    """
+    ignored = {f.name for f in dataclasses.fields(config) if config.is_dense and f.metadata["group"] == "Pruning"}
+    told = {name: value for name, value in config.to_dict().items() if name not in {*MAY_CHANGE, *ignored}}
+    return {name: _fingerprint(value) for name, value in told.items()}
+
+
+def _fingerprint(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+
+
+def _check_settings(config: RunConfig, known: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuses to resume with other settings: the optimiser's state brings back some of the old ones, but not all.
+
+    Runs of earlier versions have no fingerprints and are resumed as they are.
+    """
+    started = known.get("started") or {}
+    for name, now in fingerprints(config).items():
+        if started.get(name, now) != now:
+            before = known["run"].get(name)
+            was = f"; the run was started with {before}" if _fingerprint(before) == started[name] else ""
+            raise InputError(
+                f"{folder} cannot be resumed with another {name}: it is {getattr(config, name)} now{was}. Undo that "
+                f"change in {folder.config}, or start a new run with another --output."
+            )
+
+
+def config_of(folder: str | Path) -> RunConfig:
+    """The configuration of a run that exists."""
+    run = RunFolder(folder)
+    run.read_config()  # says what is wrong with a damaged one
+    settings = RunConfig.settings_of(run.config)
+    return RunConfig.from_dict(settings | {"output": str(folder)}, str(run.config))
+
+
+# ------------------------------------------------------------ result.json
+
+
+def write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]) -> None:
+    """Writes result.json; of several processes the first does."""
+    if not processes().is_main_process:
+        return
+    data = {
+        "status": result.status,
+        "task": plan.config.task,
+        "model": plan.config.model,
+        "method": DENSE if plan.config.is_dense else plan.config.method,
+        "main": result.main,
+        "metrics": {
+            "pruned": result.scores,
+            "dense": result.dense,
+            "splits": splits,
+            "validation": result.validation,
+        },
+        "sparsity": result.sparsity,
+        "target_sparsity": 0.0 if plan.config.is_dense else plan.config.sparsity,
+        "steps": result.steps,
+        "total_steps": plan.steps,
+        "seconds": round(result.seconds, 1),
+    }
+    RunFolder(result.folder).write_result(data)
+
+
+def read_result(folder: str | Path) -> Result:
+    """The result of a run that has ended."""
+    run = RunFolder(folder)
+    data = run.read_result()
+    if not run.result.exists():
+        raise InputError(f"{folder} has no result yet: continue it with: pinscher prune --resume {folder}")
+    try:
+        metrics = data["metrics"]
+        result = Result(
+            run.path,
+            data["status"],
+            data["main"],
+            metrics["pruned"],
+            metrics["dense"],
+            data["sparsity"],
+            data["steps"],
+            data["seconds"],
+            metrics.get("validation", {}),
+        )
+    except (KeyError, TypeError, AttributeError):
+        result = None
+    if result is None or not _is_sound(result):
+        raise InputError(f"{run.result} is damaged: remove {run}, and make the run again.")
+    return result
+
+
+def _is_sound(result: Result) -> bool:
+    """Whether what was read from a result.json has the types that its users rely on."""
+    tables = [result.scores, result.validation, *([] if result.dense is None else [result.dense])]
+    numbers = [result.sparsity, result.steps, result.seconds]
+    if not all(isinstance(table, dict) for table in tables):
+        return False
+    numbers += [value for table in tables for value in table.values()]
+    names = [result.main, result.status]
+    return all(isinstance(n, int | float) for n in numbers) and all(isinstance(name, str) for name in names)

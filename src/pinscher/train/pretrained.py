@@ -1,0 +1,213 @@
+"""Loads models and tokenizers from the hub, a folder or an installed package, with one clear sentence when it fails."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from pinscher.errors import InputError
+from pinscher.models.families import max_positions
+from pinscher.models.folders import class_of
+from pinscher.models.hub import load_weights, loading, locate, offline_if_unreachable
+from pinscher.prune import find_sites
+from pinscher.train.tasks import Task
+
+WORD_STARTS = "▁Ġ"  # what marks the start of a word is no word
+MOST_UNKNOWN = 0.5  # of the tokens
+
+
+def load_tokenizer(model: str) -> Any:
+    """The model's tokenizer; one without a padding token pads with its end of text."""
+    place = locate(model)
+    with loading(model, "tokenizer"), _hub_if_needed(place):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    _check_vocabulary(model, tokenizer)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def _check_vocabulary(model: str, tokenizer: Any) -> None:
+    """Refuses a tokenizer without words, which AutoTokenizer makes where there are no files, or of another model."""
+    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
+    if all(word in special or not word.strip(WORD_STARTS) for word in vocabulary):
+        raise InputError(
+            f"{model} has no tokenizer: its vocabulary is empty. Put the files of the tokenizer that the model was "
+            "trained with beside it, such as tokenizer.json."
+        )
+    rows = getattr(load_config(model).get_text_config(), "vocab_size", None)
+    word, last = max(vocabulary.items(), key=lambda item: int(item[1]))
+    if isinstance(rows, int) and last >= rows:
+        raise InputError(
+            f"the tokenizer in {model} does not fit the model: {word!r} is token {last:,}, but the model has "
+            f"{rows:,}. Give the tokenizer that the model was trained with."
+        )
+
+
+def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> None:
+    """Refuses a tokenizer that does not know most of the training texts: the model would learn from nothing.
+
+    Args:
+        model: its name, for the error.
+        tokenizer: that made the rows. One that works on bytes knows everything.
+        rows: token ids of some training rows.
+    """
+    unknown, others = tokenizer.unk_token_id, set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    if unknown is None or unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        return
+    tokens = [token for row in rows for token in row if token not in others]
+    share = tokens.count(unknown) / max(1, len(tokens))
+    if share > MOST_UNKNOWN:
+        raise InputError(
+            f"the tokenizer in {model} does not know {share:.0%} of the tokens of the training texts: give a model for "
+            "their language and script, or check the text column and the tokenizer's files."
+        )
+
+
+def max_tokens(model: str, tokenizer: Any) -> int:
+    """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
+    return int(min(tokenizer.model_max_length, max_positions(load_config(model))))
+
+
+def width(model: str) -> int:
+    """How many features a token has in the model; 0 where its configuration does not say."""
+    return int(getattr(load_config(model), "hidden_size", 0) or 0)
+
+
+def load_config(model: str) -> Any:
+    """The model's config.json."""
+    place = locate(model)
+    with loading(model, "model"), _hub_if_needed(place):
+        return transformers.AutoConfig.from_pretrained(place)
+
+
+def load_model(
+    model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False, *, trained: bool = False
+) -> Any:
+    """The model with the head that the task needs, in fp32; `trained`: its own, a new one is refused."""
+    place, config = locate(model), load_config(model)
+    settings: dict[str, Any] = {"dtype": torch.float32}
+    heads = 1 if task.kind == "regression" else len(labels)
+    if heads:
+        _check_head(model, config, heads, new_head, trained)
+        settings |= {"num_labels": heads, "ignore_mismatched_sizes": new_head}
+    if labels:
+        settings["id2label"] = dict(enumerate(labels))
+        settings["label2id"] = {name: i for i, name in enumerate(labels)}
+    if task.kind == "regression":
+        settings["problem_type"] = "regression"
+    elif task.kind == "classes" and heads > 1 and getattr(config, "problem_type", None) is None:
+        # What the first batch with labels would write into the configuration. A run that is resumed after its last
+        # step sees no batch any more, and must save the same.
+        settings["problem_type"] = "single_label_classification"
+    with _hub_if_needed(place):
+        kind = getattr(transformers, task.architecture)
+        if new_head and bool(getattr(config, "quantization_config", None)):
+            loaded = _on_new_head(kind, model, settings)
+        else:
+            loaded, info = load_weights(kind, model, **settings)
+            if trained:
+                _refuse_random(model, task, loaded, info["missing_keys"])
+    if loaded.config.pad_token_id is None:
+        loaded.config.pad_token_id = tokenizer.pad_token_id
+    return loaded
+
+
+def _on_new_head(kind: Any, model: str, settings: dict[str, Any]) -> Any:
+    """A stored model's body under a fresh head: of a quantized file, transformers loads a head only as it was."""
+    stored, _ = load_weights(class_of(load_config(model), model), model, dtype=settings["dtype"])
+    labels = {name: value for name, value in settings.items() if name not in ("dtype", "ignore_mismatched_sizes")}
+    config = transformers.AutoConfig.from_pretrained(locate(model), **labels)
+    del config.quantization_config
+    fresh = kind.from_config(config, dtype=settings["dtype"])
+    fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # a pooler may be only in one
+    return fresh
+
+
+def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
+    """A peft model with an adapter on every prunable matrix; a head that is no language model's trains as a whole."""
+    try:
+        import peft
+    except ImportError:
+        raise InputError("--lora-rank needs peft. Install it with: pip install 'pinscher[lora]'") from None
+    try:
+        sites = find_sites(model)
+    except ValueError as error:
+        raise InputError(f"there is nothing to prune in {type(model).__name__}: {error}") from None
+    heads = [n for n, m in model.named_children() if n != model.base_model_prefix and any(True for _ in m.parameters())]
+    settings = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,  # type: ignore[arg-type, unused-ignore]
+        lora_dropout=0.0,
+        target_modules=[site.name for site in sites],
+        modules_to_save=None if kind.endswith("-lm") else heads,
+        fan_in_fan_out=any(site.transposed for site in sites),
+    )
+    with warnings.catch_warnings():  # what peft still calls by an old name is not the user's concern
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        return peft.get_peft_model(model, settings)
+
+
+def _hub_if_needed(place: str) -> AbstractContextManager[None]:
+    return nullcontext() if Path(place).is_dir() else offline_if_unreachable()
+
+
+def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) -> None:
+    """A head that is not in the file would be scored at random."""
+    absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
+    if absent:
+        raise InputError(f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}.")
+
+
+def label_names(model: str) -> list[str]:
+    """What a checkpoint calls its classes; none if it only counts them."""
+    config = load_config(model)
+    named = [config.id2label[i] for i in range(config.num_labels)]
+    return [] if all(name.startswith("LABEL_") for name in named) else named
+
+
+def plain(label: str) -> str:
+    """A label without case and separators: NOT_ENTAILMENT and not-entailment are one."""
+    return re.sub(r"[\W_]", "", label.lower())
+
+
+def check_order(teacher: str, labels: Sequence[str]) -> None:
+    """Refuses a teacher that counts the classes in another order than the student."""
+    named = label_names(teacher) if labels else []
+    if named and [plain(name) for name in named] != [plain(label) for label in labels]:
+        raise InputError(
+            f"the teacher {teacher} has the labels {', '.join(named)}, the task {', '.join(labels)}: give a teacher of "
+            "the same task, with its labels in the same order."
+        )
+
+
+def check_same_shape(start: str, model: str) -> None:
+    """Refuses to start from a fine-tuned model of another architecture than the one that was asked for."""
+    tuned, asked = load_config(start), load_config(model)
+    for name in ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size"):
+        before, now = getattr(asked, name, None), getattr(tuned, name, None)
+        if before != now:
+            raise InputError(
+                f"--dense-start would start from {start}, but its {name} is {now}, and that of {model} is {before}: "
+                "give a teacher of the same architecture, or leave --dense-start out."
+            )
+
+
+def _check_head(model: str, config: Any, wanted: int, new_head: bool, trained: bool) -> None:
+    """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
+    architecture = (config.architectures or [""])[0]
+    if "For" not in architecture or new_head:
+        return  # a bare encoder
+    tuned = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
+    if tuned and config.num_labels != wanted:
+        raise InputError(
+            f"{model} was fine-tuned for {config.num_labels} labels, the task has {wanted}. "
+            + ("" if trained else "Give --new-head to start with a fresh head, or another model.")
+        )

@@ -1,0 +1,346 @@
+"""RunConfig -> run() -> a run folder: plan, train, test."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import accelerate
+import torch
+import transformers
+from rich.console import Console
+from transformers import PrinterCallback, TrainingArguments
+
+from pinscher.errors import InputError
+from pinscher.prune import Site
+from pinscher.prune.adapters import are_there
+from pinscher.runfolder import FINISHED, INTERRUPTED, RunFolder
+from pinscher.train import folder as record
+from pinscher.train import fsdp, pretrained, storage, untrained
+from pinscher.train import plan as planning
+from pinscher.train.config import DENSE, DISTILLATION, RunConfig
+from pinscher.train.evaluation import answer, evaluate, mean_loss
+from pinscher.train.folder import Result
+from pinscher.train.plan import Plan
+from pinscher.train.processes import processes
+from pinscher.train.runlog import ProgressLine, RunLog
+from pinscher.train.stopping import Stopping
+from pinscher.train.storage import Student
+from pinscher.train.trainer import PinsTrainer
+
+QUIET = Console(quiet=True)
+C = TypeVar("C")
+Validate = Callable[[Any], dict[str, float]]
+
+
+def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) -> Result:
+    """Fine-tunes and prunes a model on a task and leaves a run folder.
+
+    Args:
+        config: the settings.
+        resume: continue from the last checkpoint in the run's folder; the result is bit-identical to an unbroken run.
+        console: where progress is shown; nowhere by default.
+
+    Raises:
+        InputError: for anything the user can mend, before anything is written.
+    """
+    folder = RunFolder(config.folder)
+    with record.locked(folder):
+        if not resume:
+            folder.check_new(config.overwrite)
+        return _run(config, planning.make(config), resume, console)
+
+
+def _run(config: RunConfig, plan: Plan, resume: bool, console: Console) -> Result:
+    folder = RunFolder(config.folder)
+    if resume:
+        record.check_same(plan, folder, console)
+    model, sites = _fresh_model(plan)
+    if config.teacher is not None:
+        pretrained.check_order(config.teacher, plan.labels)
+    processes().wait_for_everyone()  # all have looked at the folder as it was
+    if processes().is_main_process and not resume:
+        record.start(plan, config, sites, folder)
+    processes().wait_for_everyone()
+    dense = None
+    if config.needs_dense:
+        del model, sites  # the dense run needs the memory
+        dense = _dense_run(plan, resume, console)
+        if dense.status != FINISHED or dense.asked_to_stop:
+            return dataclasses.replace(dense.without_models(), folder=folder.path, status=INTERRUPTED)
+        model, sites = _fresh_model(plan, str(folder.dense.model))
+    if "tensorboard" in config.report_to:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.tensorboard)
+    validate = _validator(plan)
+    if plan.steps == 0:
+        started = time.time()
+        untrained.prune(plan, model)
+        student = Student(model, tokenizer=plan.tokenizer)
+        return _test(student, sites, plan, validate, dense, 0, time.time() - started, console)
+    trainer = _trainer(plan, model, sites, folder, dense, validate, console)
+    stopping, log = _callback(trainer, Stopping), _callback(trainer, RunLog)
+    with stopping.listening():
+        trainer.train(trainer.newest_checkpoint(lambda line: _note(line, console)) if resume else None)
+    stopping.agree(trainer.args)  # a signal may have come after the last step
+    steps = trainer.state.global_step
+    if steps < plan.steps:
+        result = Result(folder.path, INTERRUPTED, plan.task.main, {}, None, 0.0, steps, log.seconds)
+        record.write_result(result, plan, {})
+        return result
+    student = Student(trainer.student, tokenizer=plan.tokenizer)
+    result = _test(student, sites, plan, validate, dense, steps, log.seconds, console)
+    return dataclasses.replace(result, asked_to_stop=stopping.asked)
+
+
+def _dense_run(plan: Plan, resume: bool, console: Console) -> Result:
+    """The same run without pruning, in the folder `dense` of this one; made only once."""
+    config = plan.config
+    inner = dataclasses.replace(
+        config,
+        method=DENSE,
+        objective="empirical-risk",
+        baseline=False,
+        dense_start=False,
+        epochs=None,
+        max_steps=config.dense_steps if plan.steps else 0,
+        learning_rate=config.dense_learning_rate,
+        output=str(RunFolder(config.folder).dense),
+    )
+    folder = RunFolder(inner.folder)
+    with record.locked(folder):
+        if resume and folder.is_finished:
+            if processes().is_main_process:
+                folder.remove_checkpoints()  # it was killed after its result was written
+            return record.read_result(folder.path)
+        resume = resume and folder.is_run
+        if not resume:
+            folder.check_new(inner.overwrite)
+        return _run(inner, planning.with_settings(plan, inner), resume, console)
+
+
+# ------------------------------------------------------------ before training
+
+
+def _fresh_model(plan: Plan, dense: str | None = None) -> tuple[Any, list[Site]]:
+    """The model as the run starts it, and its prunable matrices; `dense` is the dense run's model, if it is there."""
+    config = plan.config
+    transformers.set_seed(config.seed)
+    start = (config.teacher or dense) if config.dense_start and not config.is_dense else None
+    if start is None:
+        model = pretrained.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
+    else:
+        pretrained.check_same_shape(start, config.model)
+        model = pretrained.load_model(start, plan.task, plan.labels, plan.tokenizer)
+    if config.lora_rank is not None:
+        model = pretrained.with_adapters(model, plan.task.kind, config.lora_rank, config.lora_alpha)
+    sites = _sites(plan, model)
+    if config.lora_rank is not None:
+        _check_method(plan, sites)
+    return model, sites
+
+
+def _sites(plan: Plan, model: Any) -> list[Site]:
+    """The prunable matrices, checked for what the run will do with them. A dense run may be of any model."""
+    if plan.pruning is None:
+        try:
+            return planning.sites_of(plan.config, model)
+        except InputError:
+            return []
+    sites = planning.sites_of(plan.config, model)
+    pruned = planning.pruned_by(plan, model, sites)
+    total, zeros = sum(site.numel for site in pruned), sum(site.zeros() for site in pruned)
+    if zeros > math.ceil(plan.pruning.sparsity * total):  # the final count is rounded
+        raise InputError(
+            f"{plan.config.model} is already {zeros / total:.2%} sparse, more than was asked for: ask for at "
+            "least as much, or start from a denser model."
+        )
+    return sites
+
+
+def _check_method(plan: Plan, sites: Sequence[Site]) -> None:
+    """Refuses a method that cannot be used with adapters before anything is written."""
+    if plan.pruning is None:
+        return
+    try:
+        are_there(sites, plan.pruning.make_criterion())
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _validator(plan: Plan) -> Validate:
+    """Scores a model on the validation rows; by its loss where answers take too long to make."""
+    task, size, validation = plan.task, plan.config.eval_batch_size, plan.splits.validation
+    features = task.features(validation, plan.tokenizer, plan.labels, training=task.judged_by_loss)
+
+    def validate(model: Any) -> dict[str, float]:
+        if task.judged_by_loss:
+            return {"loss": mean_loss(model, features, task, plan.tokenizer, size)}
+        answers = answer(model, task, plan.tokenizer, validation, plan.labels, size, features)
+        return task.scores(answers, validation)
+
+    return validate
+
+
+# ------------------------------------------------------------ training
+
+
+def _trainer(
+    plan: Plan,
+    model: Any,
+    sites: Sequence[Site],
+    folder: RunFolder,
+    dense: Result | None,
+    validate: Validate,
+    console: Console,
+) -> PinsTrainer:
+    config, task = plan.config, plan.task
+    teacher = _teacher(plan, dense)
+    args = _arguments(plan, folder)
+    mesh = fsdp.mesh_over(args.device, config.fsdp_replicas) if config.fsdp_replicas > 1 else None
+    trainer = PinsTrainer(
+        model=model,
+        args=args,
+        train_dataset=plan.train,
+        data_collator=task.collator(plan.tokenizer),
+        processing_class=plan.tokenizer,
+        pruning=plan.pruning,
+        teaching=config.teaching,
+        teacher=teacher,
+        kind=task.kind,
+        select=config.select,
+        lr_rewinds=config.lr_rewinds,
+        average=config.average,
+        sites=sites or None,
+        fsdp=mesh or config.fsdp,
+        validate=validate,
+        callbacks=[Stopping(), RunLog(folder), ProgressLine(console, _title(config))],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _teacher(plan: Plan, dense: Result | None) -> Any:
+    """The teacher of knowledge distillation: the given one, or the dense run's model; None for other objectives."""
+    config = plan.config
+    if config.objective != DISTILLATION or config.is_dense:
+        return None
+    if config.teacher is not None:
+        return pretrained.load_model(config.teacher, plan.task, plan.labels, plan.tokenizer)
+    assert dense is not None
+    if dense.model is not None:
+        return dense.model
+    return pretrained.load_model(str(RunFolder(dense.folder).model), plan.task, plan.labels, plan.tokenizer)
+
+
+def _arguments(plan: Plan, folder: RunFolder) -> TrainingArguments:
+    config, task = plan.config, plan.task
+    assert config.learning_rate is not None
+    assert config.label_smoothing is not None
+    assert config.save_every is not None
+    return TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        max_steps=plan.steps,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.eval_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=config.lr_warmup,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        label_smoothing_factor=config.label_smoothing,
+        eval_strategy="steps",
+        eval_steps=config.eval_every,
+        eval_on_start=config.objective == "self-regularization" and not config.is_dense,
+        metric_for_best_model="loss" if task.judged_by_loss else task.main,
+        greater_is_better=not task.judged_by_loss,
+        save_strategy="steps",
+        save_steps=config.save_every,
+        save_total_limit=2,  # the one before is there if the newest is damaged
+        logging_steps=max(1, min(50, plan.steps // 50)),
+        seed=config.seed,
+        bf16=config.bf16,
+        torch_compile=config.compile,
+        train_sampling_strategy="group_by_length" if config.group_by_length else "random",
+        report_to=config.report_to or "none",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+
+
+def _note(line: str, console: Console) -> None:
+    console.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _title(config: RunConfig) -> str:
+    return "dense" if config.is_dense else f"{config.method} {100 * config.sparsity:g} %"
+
+
+def _callback(trainer: PinsTrainer, kind: type[C]) -> C:
+    return next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind))
+
+
+# ------------------------------------------------------------ after training
+
+
+def _test(
+    student: Student,
+    sites: Sequence[Site],
+    plan: Plan,
+    validate: Validate,
+    dense: Result | None,
+    steps: int,
+    seconds: float,
+    console: Console,
+) -> Result:
+    """Saves the finished model and scores it on the test set."""
+    config, task, model, main = plan.config, plan.task, student.model, processes().is_main_process
+    folder = RunFolder(config.folder)
+    answers = main or config.fsdp  # a sharded model answers on all processes or on none
+    validation = validate(model) if answers else {}  # the log has the last evaluation's model, not the final one
+    storage.of(config.fsdp, main).save_model(folder.model, student)
+    if answers:
+        console.print(f"testing on {sum(len(rows) for rows in plan.splits.tests.values()):,} rows", highlight=False)
+        found = evaluate(model, task, plan.tokenizer, plan.splits.tests, plan.labels, config.eval_batch_size)
+    if main:
+        for split, said in found.answers.items():
+            task.write(said, plan.splits.tests[split], folder.predictions, split)
+    scores = [found.scores if main else {}]
+    accelerate.utils.broadcast_object_list(scores)
+    result = Result(
+        folder.path,
+        FINISHED,
+        task.main,
+        scores[0],
+        None if dense is None else dense.scores,
+        0.0 if plan.pruning is None else _sparsity(sites),
+        steps,
+        seconds,
+        validation,
+        model=_at_rest(model, config),
+        tokenizer=plan.tokenizer,
+        dense_model=None if dense is None or dense.model is None else _at_rest(dense.model, config),
+    )
+    if main:
+        record.write_result(result, plan, found.splits)
+        folder.remove_checkpoints()
+    return result
+
+
+def _sparsity(sites: Sequence[Site]) -> float:
+    return sum(site.zeros() for site in sites) / sum(site.numel for site in sites)
+
+
+def _at_rest(model: Any, config: RunConfig) -> Any:
+    """A finished model for its next user: on the CPU, without gradients and autocast. A sharded one is not offered."""
+    if config.fsdp:
+        return None
+    model = accelerate.utils.extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    model.zero_grad(set_to_none=True)
+    return model.to("cpu").eval()
