@@ -12,9 +12,9 @@ import pytest
 
 import tiny_command
 import tiny_tasks
-from tiny_command import SHORT, outcome
+from tiny_command import STEPS, outcome
 
-FEW = [*SHORT, "--warmup", "0", "--cooldown", "4"]
+FEW = [*STEPS, "--warmup", "0", "--cooldown", "4"]
 METHODS = ["--methods", "pins,magnitude", "--sparsity", "0.8"]
 TWO = [*METHODS, "--tasks", "sst2", "--seeds", "2"]
 ONE = [*METHODS, "--tasks", "sst2", "--seeds", "1"]
