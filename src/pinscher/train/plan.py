@@ -54,6 +54,12 @@ class Plan:
     def pruning(self) -> PruningConfig | None:
         return self.config.pruning(self.steps)
 
+    @property
+    def start(self) -> str | None:
+        """The fine-tuned model that the run starts from, if it is there already; a dense run of its own is not."""
+        config = self.config
+        return config.teacher if config.dense_start and not config.is_dense else None
+
 
 def task_of(config: RunConfig) -> Task:
     """The task with the user's columns and lengths."""

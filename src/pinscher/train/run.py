@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -35,6 +36,7 @@ from pinscher.train.trainer import PinsTrainer
 QUIET = Console(quiet=True)
 C = TypeVar("C")
 Validate = Callable[[Any], dict[str, float]]
+Start = tuple[Any, list[Site]]  # a model, and its prunable matrices
 
 
 def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) -> Result:
@@ -55,11 +57,11 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         return _run(config, planning.make(config), resume, console)
 
 
-def _run(config: RunConfig, plan: Plan, resume: bool, console: Console) -> Result:
+def _run(config: RunConfig, plan: Plan, resume: bool, console: Console, start: Start | None = None) -> Result:
     folder = RunFolder(config.folder)
     if resume:
         record.check_same(plan, folder, console)
-    model, sites = _fresh_model(plan)
+    model, sites = start or _fresh_model(plan)
     if config.teacher is not None:
         pretrained.check_order(config.teacher, plan.labels)
     processes().wait_for_everyone()  # all have looked at the folder as it was
@@ -68,11 +70,12 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console) -> Resul
     processes().wait_for_everyone()
     dense = None
     if config.needs_dense:
+        first = (model, sites) if plan.start is None else None  # what the dense run starts from, too
         del model, sites  # the dense run needs the memory
-        dense = _dense_run(plan, resume, console)
+        dense = _dense_run(plan, resume, console, first)
         if dense.status != FINISHED or dense.asked_to_stop:
             return dataclasses.replace(dense.without_models(), folder=folder.path, status=INTERRUPTED)
-        model, sites = _fresh_model(plan, str(folder.dense.model))
+        model, sites = _after_dense(plan, dense)
     if "tensorboard" in config.report_to:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.tensorboard)
     validate = _validator(plan)
@@ -96,7 +99,7 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console) -> Resul
     return dataclasses.replace(result, asked_to_stop=stopping.asked)
 
 
-def _dense_run(plan: Plan, resume: bool, console: Console) -> Result:
+def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) -> Result:
     """The same run without pruning, in the folder `dense` of this one; made only once."""
     config = plan.config
     inner = dataclasses.replace(
@@ -119,27 +122,45 @@ def _dense_run(plan: Plan, resume: bool, console: Console) -> Result:
         resume = resume and folder.is_run
         if not resume:
             folder.check_new(inner.overwrite)
-        return _run(inner, planning.with_settings(plan, inner), resume, console)
+        return _run(inner, planning.with_settings(plan, inner), resume, console, start)
 
 
 # ------------------------------------------------------------ before training
 
 
-def _fresh_model(plan: Plan, dense: str | None = None) -> tuple[Any, list[Site]]:
-    """The model as the run starts it, and its prunable matrices; `dense` is the dense run's model, if it is there."""
+def _fresh_model(plan: Plan) -> Start:
+    """The model as the run starts it, and its prunable matrices."""
     config = plan.config
     transformers.set_seed(config.seed)
-    start = (config.teacher or dense) if config.dense_start and not config.is_dense else None
-    if start is None:
+    if plan.start is None:
         model = pretrained.load_model(config.model, plan.task, plan.labels, plan.tokenizer, config.new_head)
     else:
-        pretrained.check_same_shape(start, config.model)
-        model = pretrained.load_model(start, plan.task, plan.labels, plan.tokenizer)
-    if config.lora_rank is not None:
-        model = pretrained.with_adapters(model, plan.task.kind, config.lora_rank, config.lora_alpha)
+        model = _fine_tuned(plan, plan.start)
+    return _prepared(plan, model)
+
+
+def _after_dense(plan: Plan, dense: Result) -> Start:
+    """The model as the run starts it when its dense run is done; that one's model if it starts from it."""
+    if not plan.config.dense_start or plan.start is not None:
+        return _fresh_model(plan)
+    if dense.model is not None and plan.config.lora_rank is None:
+        return _prepared(plan, copy.deepcopy(dense.model))  # the dense run's own is the teacher
+    return _prepared(plan, _fine_tuned(plan, str(RunFolder(dense.folder).model)))
+
+
+def _fine_tuned(plan: Plan, start: str) -> Any:
+    pretrained.check_same_shape(start, plan.config.model)
+    return pretrained.load_model(start, plan.task, plan.labels, plan.tokenizer)
+
+
+def _prepared(plan: Plan, model: Any) -> Start:
+    """A model with its adapters, and its prunable matrices, both checked for what the run will do with them."""
+    config = plan.config
+    if config.lora_rank is None:
+        return model, _sites(plan, model)
+    model = pretrained.with_adapters(model, plan.task.kind, config.lora_rank, config.lora_alpha)
     sites = _sites(plan, model)
-    if config.lora_rank is not None:
-        _check_method(plan, sites)
+    _check_method(plan, sites)
     return model, sites
 
 
