@@ -37,6 +37,7 @@ from pinscher.settings import COUNT, NOT_NEGATIVE, RATE, Number, setting
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizos et al. 2018
 CLOSED = math.log(-GAMMA / ZETA)  # a hard-concrete gate is exactly zero at test time up to this logit
 LOGITS = 30  # a sigmoid of more is 1 in float32, and its gradient 0
+REFERENCE = 85e6  # weights in BERT-base's blocks: penalties are the authors' for that many, and the same per weight
 
 
 # ---------------------------------------------------------------- a gate
@@ -212,7 +213,8 @@ class LearnedWeights(GatedWeights):
         return [p for site in self.sites for p in gate_of(site).parameters() if p.requires_grad]
 
     def param_groups(self) -> list[dict[str, Any]]:
-        return [{"params": self.parameters(), "lr": self.criterion.score_lr, "weight_decay": 0.0}]
+        rate = {} if self.criterion.score_lr is None else {"lr": self.criterion.score_lr}
+        return [{"params": self.parameters(), "weight_decay": 0.0, **rate}]
 
     def gradients(self) -> Iterator[Tensor | None]:
         return (parameter.grad for parameter in self.parameters())
@@ -260,9 +262,9 @@ G = TypeVar("G", bound=Gate)
 
 @dataclass
 class Gated(Criterion, Generic[G]):
-    """What all learned masks share. `score_lr` is the learning rate of the gates' own parameters."""
+    """What all learned masks share. `score_lr` is the learning rate of the gates' own parameters; None: the model's."""
 
-    score_lr: float = setting(1e-2, takes=RATE)
+    score_lr: float | None = setting(1e-2, takes=RATE)
 
     weights: ClassVar[type[Weights]] = LearnedWeights
     learns_masks: ClassVar[bool] = True
@@ -286,9 +288,13 @@ class Gated(Criterion, Generic[G]):
             return Scores(local(gate_of(site).scores(site.owner)))
 
     def add_penalty(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
-        strength = (1.0 - schedule.density(t)) / max(1.0 - schedule.final, 1e-12)
+        strength = self.strength(ranking, schedule, t) * ranking.total / REFERENCE
         for site in ranking.sites:
             gate_of(site).add_penalty(strength * site.grad_scale, ranking.total)
+
+    def strength(self, ranking: Ranking, schedule: Schedule, t: int) -> float:
+        """A factor of the penalty in step t."""
+        return 1.0
 
     def steer(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
         density = schedule.density(t)
@@ -348,10 +354,10 @@ _masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
 class _ScoreGate(Gate):
     """Learns a score for every weight. `closed` is the score of weights that the model already lacks."""
 
-    def __init__(self, weight: Tensor, closed: float) -> None:
+    def __init__(self, weight: Tensor, spread: float, step: float) -> None:
         super().__init__(weight)
-        self.closed = closed
-        self.importance = nn.Parameter(torch.zeros_like(weight))
+        self.closed = -spread - step
+        self.importance = nn.Parameter(spread * (_quantiles(weight.abs()) - 1.0))
 
     def gated(self, weight: Tensor) -> Tensor:
         return _masked(weight, self.importance, self.mask)
@@ -364,13 +370,28 @@ class _ScoreGate(Gate):
         self.importance.data.masked_fill_(zeros, self.closed)
 
 
+def _quantiles(values: Tensor) -> Tensor:
+    """Where each value stands among all, from 0 for the smallest up to below 1."""
+    order = values.flatten().argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return (places / len(order)).to(values.dtype).view_as(values)
+
+
 @CRITERIA.register("movement")
 @dataclass
 class Movement(Gated[_ScoreGate]):
-    """Hard movement pruning (Sanh et al. 2020): keep the top r of the learned scores."""
+    """Hard movement pruning (Sanh et al. 2020): keep the top r of the learned scores.
+
+    Scores that start at 0 are noise when a short run starts to prune. They start in the order of |W| instead, `spread`
+    apart at the most; what moves by `score_lr` in a step overcomes that in a part of the run. 0 is the authors' start.
+    """
+
+    score_lr: float = setting(1e-2, takes=RATE)
+    spread: float = setting(0.5, takes=NOT_NEGATIVE)
 
     def make_gate(self, weight: Tensor) -> _ScoreGate:
-        return _ScoreGate(weight, -self.score_lr)
+        return _ScoreGate(weight, self.spread, self.score_lr)
 
 
 class _SoftGate(_ScoreGate):
@@ -379,9 +400,9 @@ class _SoftGate(_ScoreGate):
     level: Tensor
     fixed: Tensor
 
-    def __init__(self, weight: Tensor, closed: float, penalty: float) -> None:
-        super().__init__(weight, closed)
-        self.penalty = penalty
+    def __init__(self, weight: Tensor, spread: float, step: float, penalty: float) -> None:
+        super().__init__(weight, spread, step)
+        self.step, self.penalty = step, penalty
         self.register_buffer("level", torch.tensor(-torch.inf, dtype=torch.float64))
         self.register_buffer("fixed", torch.tensor(False))
 
@@ -396,7 +417,7 @@ class _SoftGate(_ScoreGate):
 
     def close(self, zeros: Tensor) -> None:
         self.importance.data.masked_fill_(zeros, self.closed)
-        self.level.fill_(self.closed / 2)
+        self.level.fill_(self.closed + self.step / 2)
 
     def project(self, kept: Tensor) -> None:
         super().project(kept)
@@ -421,13 +442,16 @@ class SoftMovement(Gated[_SoftGate]):
     """Soft movement pruning (Sanh et al. 2020): keep where sigmoid(S) > tau, with a penalty on mean sigmoid(S).
 
     The original reaches some sparsity for some (tau, lambda). Here tau moves after every step so that the density
-    follows the schedule; lambda (`penalty`) rises with the sparsity asked for.
+    follows the schedule. lambda (`penalty`) is the authors' for BERT-base and counts from the first step on. Scores
+    start as those of `Movement` do.
     """
 
+    score_lr: float = setting(1e-2, takes=RATE)
+    spread: float = setting(0.5, takes=NOT_NEGATIVE)
     penalty: float = setting(400.0, takes=NOT_NEGATIVE)
 
     def make_gate(self, weight: Tensor) -> _SoftGate:
-        return _SoftGate(weight, -self.score_lr, self.penalty)
+        return _SoftGate(weight, self.spread, self.score_lr, self.penalty)
 
     def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
         # One level knows nothing of units: with them the cool-down has to recover from the projection.
@@ -462,19 +486,23 @@ def _exact_level(gates: Sequence[_SoftGate], density: float, ranking: Ranking) -
 
 
 class _ConcreteGate(Gate):
-    """Open with a probability that is learned; at test time as far as its logit says."""
+    """Open with a probability that is learned; at test time as far as its logit says. A projection ends that: how far
+    it was open becomes a part of the weight, and from then on it is plainly open or closed.
+    """
 
     fixed: Tensor
+    multiplier: Tensor
 
     def __init__(self, weight: Tensor, start: float, margin: float, penalty: float) -> None:
         super().__init__(weight)
         self.margin, self.penalty = margin, penalty
         self.logits = nn.Parameter(torch.full_like(weight, start))
         self.register_buffer("fixed", torch.tensor(False))
+        self.register_buffer("multiplier", torch.tensor(1.0, dtype=torch.float64))  # of the penalty, for all gates
 
     def gated(self, weight: Tensor) -> Tensor:
         if self.fixed:
-            return weight * self._openness(self.logits) * self.mask
+            return weight * self.mask
         if not self.training:
             return weight * self._openness(self.logits)
         noise = torch.empty_like(self.logits).uniform_(1e-6, 1 - 1e-6).logit_()
@@ -484,10 +512,18 @@ class _ConcreteGate(Gate):
         return self.logits
 
     def baked(self, weight: Tensor) -> Tensor:
-        return weight * self._openness(self.logits) * self.mask
+        return weight * self.mask if self.fixed else weight * self._openness(self.logits) * self.mask
 
     def is_open(self) -> Tensor:
         return super().is_open() if self.fixed else local(self.logits.detach()) > CLOSED
+
+    def fold_(self, weight: Tensor) -> None:
+        """Multiplies this rank's part of the weight by how far the gates are open at test time."""
+        weight.mul_(self._openness(local(self.logits.detach())))
+
+    def expected(self) -> float:
+        """How many of this rank's gates are open, in expectation."""
+        return float(self._chances().sum(dtype=torch.float64))
 
     def close(self, zeros: Tensor) -> None:
         self.logits.data.masked_fill_(zeros, CLOSED - self.margin)
@@ -504,8 +540,12 @@ class _ConcreteGate(Gate):
 
     def add_penalty(self, strength: float, total: int) -> None:
         if self.logits.grad is not None:
-            open_ = (local(self.logits.detach()) - BETA * CLOSED).sigmoid()
+            open_ = self._chances()
             local(self.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
+
+    def _chances(self) -> Tensor:
+        """How likely each of this rank's gates is to be open at all."""
+        return (local(self.logits.detach()) - BETA * CLOSED).sigmoid()
 
     @staticmethod
     def _openness(logits: Tensor) -> Tensor:
@@ -517,21 +557,46 @@ class _ConcreteGate(Gate):
 class L0(Gated[_ConcreteGate]):
     """Hard-concrete gates with a penalty on the expected number of open ones (Louizos et al. 2018).
 
-    The original reaches some sparsity for some lambda. Here, at every ranking, the gates that the schedule wants closed
-    (open) are moved to the closed (open) side of the point where a gate is exactly zero, by `margin`: the nearest
-    logits that meet the constraint. In between they train freely.
+    The original reaches some sparsity for some lambda (`penalty`). Here its multiplier is a Lagrangian one: it rises
+    while more gates are expected to be open than the schedule wants, and falls while there are fewer. At every ranking
+    the gates that the schedule wants closed (open) are also moved to the closed (open) side of the point where a gate
+    is exactly zero, by `margin`: the nearest logits that meet the constraint. When the final density is reached the
+    masks are fixed, and the cool-down trains plain weights.
     """
 
     score_lr: float = setting(1e-1, takes=RATE)
-    penalty: float = setting(1.0, takes=NOT_NEGATIVE)
-    start: float = setting(2.5, takes=Number(-LOGITS, LOGITS))
+    penalty: float = setting(125.0, takes=NOT_NEGATIVE)
+    start: float = setting(2.197, takes=Number(-LOGITS, LOGITS))
     margin: float = setting(0.5, takes=Number(0, LOGITS, above=True))
+    pressure: float = setting(0.1, takes=NOT_NEGATIVE)  # the multiplier's gain in a step, by how much is too dense
 
     def make_gate(self, weight: Tensor) -> _ConcreteGate:
         return _ConcreteGate(weight, self.start, self.margin, self.penalty)
 
+    def strength(self, ranking: Ranking, schedule: Schedule, t: int) -> float:
+        gates = self.gates(ranking)
+        if gates[0].fixed:
+            return 0.0
+        expected = ranking.ranks.count(round(sum(gate.expected() for gate in gates))) / ranking.total
+        now = max(0.0, float(gates[0].multiplier) + self.pressure * (expected - schedule.density(t)))
+        for gate in gates:
+            gate.multiplier.fill_(now)
+        return now
+
+    def steer(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
+        if not self.gates(ranking)[0].fixed:
+            super().steer(ranking, schedule, t)
+
     def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
-        return False
+        return schedule.settled(t)
+
+    def project(self, ranking: Ranking, density: float) -> None:
+        """As for others; how far the gates were open becomes a part of the weights."""
+        fixed = bool(self.gates(ranking)[0].fixed)
+        super().project(ranking, density)
+        for site, gate in zip(ranking.sites, self.gates(ranking), strict=True):
+            if not fixed:
+                gate.fold_(local(site.owner.detach()))
 
     def approach(self, ranking: Ranking, density: float, due: bool) -> None:
         if due:
@@ -577,10 +642,11 @@ class _PstGate(Gate):
 class Pst(Gated[_PstGate]):
     """Parameter-efficient sparse training (Li et al. 2022): the weight is W + beta U V.
 
-    Ranked within each matrix by |W + beta U V| + alpha1 A B + alpha2 (R + C). Only U, V, A, B, R, C and the head train.
+    Ranked within each matrix by |W + beta U V| + alpha1 A B + alpha2 (R + C). Only U, V, A, B, R, C and the head train,
+    by default at the model's learning rate, as in the authors' scripts.
     """
 
-    score_lr: float = setting(1e-3, takes=RATE)
+    score_lr: float | None = setting(None, takes=RATE)
     rank: int = setting(8, takes=COUNT)
     alpha1: float = 1.0
     alpha2: float = 1.0
