@@ -1,4 +1,4 @@
-"""Splits SST-2's training rows by sentence: 6,000 phrases to train on, many others to test on.
+"""Splits SST-2's training rows by sentence: 6,000 phrases to train on, others to choose settings by and to test on.
 
     python benchmarks/heldout.py "$DATA/sst2" heldout
     HELDOUT=heldout pinscher compare --config benchmarks/comparison_heldout.yaml --output runs/heldout
@@ -6,6 +6,7 @@
 The development set's 872 rows cannot tell methods apart that differ by a point (a standard error of 1.3). The training
 set has 67,349 rows, of which a comparison uses 6,000; but most are phrases of the same sentences. Here a phrase goes
 with the longest phrase that contains it, and sentences are shared out whole: each is either trained on or tested.
+What settings are chosen by (choice.jsonl) are other phrases of the tested sentences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-TRAIN, TEST = 6000, 15000
+TRAIN, TEST, CHOICE = 6000, 15000, 10000
 SHARE = 0.5  # of the sentences, to train on
 
 
@@ -36,8 +37,14 @@ def main() -> None:
     draw.shuffle(shares)
     cut = int(SHARE * len(shares))
     args.output.mkdir(parents=True, exist_ok=True)
-    for name, some, count in (("train", shares[:cut], TRAIN), ("test", shares[cut:], TEST)):
-        chosen = draw.sample([row for group in some for row in group], count)
+    taken: set[int] = set()
+    for name, some, count in (
+        ("train", shares[:cut], TRAIN),
+        ("test", shares[cut:], TEST),
+        ("choice", shares[cut:], CHOICE),
+    ):
+        chosen = draw.sample([row for group in some for row in group if row["idx"] not in taken], count)
+        taken |= {row["idx"] for row in chosen}
         (args.output / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
         print(f"{name}: {count} of {sum(map(len, some))} phrases of {len(some)} sentences")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pinscher.compare import grid
+from pinscher.errors import InputError
 
 
 def test_a_value_to_tune_by_counts_once():
@@ -92,3 +93,27 @@ def test_the_committed_comparisons(tmp_path, monkeypatch):
     assert len(more) == 2 * (3 + 1) * 3
     shared = {cell.name: cell for cell in cells}
     assert [cell == shared[cell.name] for cell in more if cell.variant == "dense"] == [True] * 6
+
+
+def test_the_search_gives_every_method_two_values_of_its_main_setting(tmp_path):
+    asked = {"methods": "dense,pins,smvp,l0", "tasks": "sst2", "search": True, "learning_rate": 1e-4}
+    trials = {cell.variant: cell.trials for cell in grid.read(None, asked).cells(tmp_path)}
+    said = {variant: [trial.tuned for trial in some] for variant, some in trials.items()}
+    assert said["pins"] == said["dense"] == [{"learning_rate": 1e-4}, {"learning_rate": 3e-4}]
+    assert said["smvp"] == [{"penalty": 100.0}, {"penalty": 400.0}]
+    assert [trial.config.option for trial in trials["l0"]] == [{"penalty": 40.0}, {"penalty": 125.0}]
+    assert {trial.config.learning_rate for trial in trials["l0"]} == {1e-4}
+    assert len({trial.name for some in trials.values() for trial in some}) == 8
+
+
+def test_the_search_leaves_alone_what_a_method_sets_itself(tmp_path):
+    methods = {"soft": {"method": "smvp", "option": {"penalty": 7}}}
+    comparison = grid.Comparison(methods, {"sst2": {}}, (0.9,), (42,), search=True)
+    (cell,) = comparison.cells(tmp_path)
+    assert [trial.config.option for trial in cell.trials] == [{"penalty": 7}]
+    assert grid.Comparison(**{**vars(comparison), "search": False}).to_dict() != comparison.to_dict()
+
+
+def test_the_search_of_a_learning_rate_needs_one():
+    with pytest.raises(InputError, match="give the one to start from"):
+        grid.read(None, {"methods": "pins", "tasks": "sst2", "search": True}).cells(Path("out"))

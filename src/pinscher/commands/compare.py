@@ -43,6 +43,14 @@ def command(
         list[str] | None,
         _axis("NAME=A,B: try these values in every cell and pick by validation score; several make a grid."),
     ] = None,
+    search: Annotated[
+        bool | None,
+        typer.Option(
+            "--search",
+            help="Choose every method's main setting from two values, by validation score.",
+            rich_help_panel="Comparison",
+        ),
+    ] = None,
     paper: Annotated[
         str | None, _axis("Model of the paper to show beside ours, or none; by default the nearest one.")
     ] = None,
@@ -75,7 +83,7 @@ def command(
         if ray is None:
             raise InputError("--cpus-per-run goes with --ray.")
         cpus_per_run = settings.number(JOBS, cpus_per_run, "--cpus-per-run", whole=True)
-    axes = {"methods": methods, "tasks": tasks, "sparsity": sparsity, "seeds": seeds, "paper": paper}
+    axes = {"methods": methods, "tasks": tasks, "sparsity": sparsity, "seeds": seeds, "search": search, "paper": paper}
     source = {"path": config, "ablation": ablation, "recipe": recipe}
     session = _session(given({**axes, **flags}), tune or [], source, Path(output), _part(shard))
     if dry_run or session.todo():

@@ -15,15 +15,16 @@ import yaml
 
 from pinscher.compare import DECIDED, ablations, paper, published
 from pinscher.errors import InputError
+from pinscher.prune import CRITERIA
 from pinscher.registry import did_you_mean
-from pinscher.settings import NOT_NEGATIVE, SEED, SPARSITY, number, numbers_in
+from pinscher.settings import NOT_NEGATIVE, RATE, SEED, SPARSITY, number, numbers_in
 from pinscher.train import plan as planning
 from pinscher.train import recipes
 from pinscher.train.config import DENSE, RunConfig, RunTeacher, flat
 
 Settings = dict[str, Any]
 
-AXES = ("methods", "tasks", "sparsity", "seeds", "tune", "paper")
+AXES = ("methods", "tasks", "sparsity", "seeds", "tune", "search", "paper")
 FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
 # Settings that a dense run ignores.
 TEACHING = {setting.name for setting in dataclasses.fields(RunTeacher)} - {"objective"}
@@ -31,6 +32,7 @@ PRUNING = {n for n, f in FIELDS.items() if f.metadata["group"] == "Pruning"} | T
 FIRST_SEED = 42  # a single run's default; further ones are 1, 2, 3, …
 SEEDS = dataclasses.replace(NOT_NEGATIVE, most=1000, asks="takes a number, or seeds with commas between them,")
 LABEL = re.compile(r"[\w.=+-]+")
+FACTORS = (1, 3)  # of the learning rate, where a method has no main option of its own to search
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Comparison:
     settings: Settings = field(default_factory=dict)
     tune: dict[str, list[Any]] = field(default_factory=dict)
     paper: str | None = None
+    search: bool = False  # choose each method's main setting from two values, by validation score
 
     def __post_init__(self) -> None:
         own = {"method": {"method"}, "task": {"task", "recipe"}}
@@ -95,11 +98,14 @@ class Comparison:
             setter = next((label for label, settings in self.methods.items() if name in settings), None)
             if setter is not None:
                 raise InputError(f"--tune {name} would undo what the method {setter} sets.")
+        if not isinstance(self.search, bool):
+            raise InputError(f"search must be true or false, not {self.search!r}.")
         published.check(self.paper)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `of` reads again."""
-        told = {"paper": self.paper} if self.paper else {}
+        told: dict[str, Any] = {"paper": self.paper} if self.paper else {}
+        told |= {"search": True} if self.search else {}
         axes = {"methods": self.methods, "tasks": self.tasks, "sparsity": list(self.sparsities)}
         return {**axes, "seeds": list(self.seeds), "tune": self.tune, **told, **self.settings}
 
@@ -134,15 +140,29 @@ class Comparison:
         name = cell_name(task, variant, sparsity, seed)
         is_dense = self._method(variant) == DENSE
         axes = {n: values for n, values in self.tune.items() if not (is_dense and n in PRUNING | {"objective"})}
+        axes |= self._searched(task, variant) if self.search else {}
         trials = []
         for values in itertools.product(*axes.values()):
             tuned = dict(zip(axes, values, strict=True))
             own = "".join(f"-{n}={value}" for n, value in tuned.items())
-            config = self._config(task, variant, sparsity, seed, tuned, output / f"{name}{own}")
-            trials.append(Trial(f"{name}{own}", {n: getattr(config, n) for n in tuned}, config))
+            config = self._config(task, variant, sparsity, seed, _placed_options(tuned), output / f"{name}{own}")
+            said = {n: getattr(config, n) if n in FIELDS else config.option[n] for n in tuned}
+            trials.append(Trial(f"{name}{own}", said, config))
         config = trials[0].config
         taught = config.objective == "knowledge-distillation" and config.teacher is None and not is_dense
         return Cell(task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None)
+
+    def _searched(self, task: str, variant: str) -> dict[str, list[Any]]:
+        """The main setting of a method with the values to choose from: an option of its own, or the learning rate."""
+        told = _merged(self.settings, self.tasks[task], self.methods.get(variant, {}))
+        method = self._method(variant)
+        own = None if method == DENSE or method not in CRITERIA else CRITERIA[method].searched
+        if own is not None:
+            return {} if own[0] in told.get("option", {}) else {own[0]: list(own[1])}
+        rate = number(RATE, told["learning_rate"], "--learning-rate") if told.get("learning_rate") else None
+        if rate is None:
+            raise InputError(f"--search tries other learning rates for {variant}: give the one to start from.")
+        return {"learning_rate": [float(f"{factor * rate:.12g}") for factor in FACTORS]}
 
     def _config(self, task: str, variant: str, sparsity: float, seed: int, tuned: Settings, folder: Path) -> RunConfig:
         told = _merged(self.settings, self.tasks[task], self.methods.get(variant, {}), tuned)
@@ -157,6 +177,12 @@ class Comparison:
         config = RunConfig.from_dict(told)
         planning.task_of(config)
         return config
+
+
+def _placed_options(tuned: Settings) -> Settings:
+    """What is tuned, as settings: what is not one is an option of the method."""
+    options = {name: value for name, value in tuned.items() if name not in FIELDS}
+    return {name: value for name, value in tuned.items() if name in FIELDS} | ({"option": options} if options else {})
 
 
 def _merged(*layers: Settings) -> Settings:
@@ -177,7 +203,8 @@ def read(
     """A comparison from a YAML file or a recipe, and flags, which win over both.
 
     Args:
-        path: the file, with the keys `methods`, `tasks`, `sparsity`, `seeds`, `tune`, `paper` and any setting of a run.
+        path: the file, with the keys `methods`, `tasks`, `sparsity`, `seeds`, `tune`, `search`, `paper` and any setting
+            of a run.
         flags: the same keys; a setting given here applies to every cell, whatever the file says.
         ablation: an ablation whose variants are the methods.
         recipe: a table of the paper, instead of the file.
@@ -226,6 +253,7 @@ def read(
         _placed(told, where),
         {name: values for name, values in tune.items() if "tune" in flags or name not in given},
         axes.get("paper"),
+        axes.get("search", False),
     )
 
 

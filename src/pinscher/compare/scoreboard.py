@@ -232,6 +232,7 @@ def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: fl
 def _fairness(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
     """Notes on what was the same for all methods, and what was not."""
     tuned = [f"{name} in {', '.join(map(str, values))}" for name, values in comparison.tune.items()]
+    tuned += ["two values of the method's main setting"] if comparison.search else []
     budget = (
         f"each cell picked by validation score from {' × '.join(tuned)}"
         if tuned

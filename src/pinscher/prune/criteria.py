@@ -54,6 +54,7 @@ class Criterion:
     needs_calibration: ClassVar[bool] = False  # whether it needs batches of model inputs
     adaptable: ClassVar[bool] = True  # whether weights may be frozen below adapters: it leaves them as they are
     unshardable: ClassVar[str | None] = None  # why sharded weights cannot be used, and what to do instead
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = None  # its main option, and values to choose from
 
     def __post_init__(self) -> None:
         settings.check(self)

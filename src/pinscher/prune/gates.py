@@ -390,6 +390,8 @@ class Movement(Gated[_ScoreGate]):
     score_lr: float = setting(1e-2, takes=RATE)
     spread: float = setting(0.5, takes=NOT_NEGATIVE)
 
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = ("score_lr", (1e-2, 3e-2))
+
     def make_gate(self, weight: Tensor) -> _ScoreGate:
         return _ScoreGate(weight, self.spread, self.score_lr)
 
@@ -449,6 +451,8 @@ class SoftMovement(Gated[_SoftGate]):
     score_lr: float = setting(1e-2, takes=RATE)
     spread: float = setting(0.5, takes=NOT_NEGATIVE)
     penalty: float = setting(400.0, takes=NOT_NEGATIVE)
+
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = ("penalty", (100.0, 400.0))
 
     def make_gate(self, weight: Tensor) -> _SoftGate:
         return _SoftGate(weight, self.spread, self.score_lr, self.penalty)
@@ -570,6 +574,8 @@ class L0(Gated[_ConcreteGate]):
     margin: float = setting(0.5, takes=Number(0, LOGITS, above=True))
     pressure: float = setting(0.1, takes=NOT_NEGATIVE)  # the multiplier's gain in a step, by how much is too dense
 
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = ("penalty", (40.0, 125.0))
+
     def make_gate(self, weight: Tensor) -> _ConcreteGate:
         return _ConcreteGate(weight, self.start, self.margin, self.penalty)
 
@@ -654,6 +660,7 @@ class Pst(Gated[_PstGate]):
 
     scope: ClassVar[Literal["global", "matrix"]] = "matrix"
     freezes: ClassVar[bool] = True
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = ("score_lr", (1e-4, 1e-3))
     unshardable: ClassVar[str | None] = (
         "pst cannot be used with sharded weights: its scores are products of factors that would be cut apart. Use "
         "DDP, or another method."
