@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -21,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -479,11 +481,18 @@ def _stop_after(seconds: float, waiting: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, waiting)
 
 
-def run(count: int, seed: int = 0, batch: int = 100, watch: Callable[[list[Told]], None] | None = None) -> list[Told]:
-    """So many mutants through every reader: the number of each, the kind of its change, and what `judge` says.
+def run(
+    count: int,
+    seed: int = 0,
+    batch: int = 100,
+    watch: Callable[[list[Told]], None] | None = None,
+    seconds: float = math.inf,
+) -> list[Told]:
+    """Mutants through every reader: the number of each, the kind of its change, and what `judge` says.
 
-    `watch` is given those of every batch as soon as it is done.
+    `watch` is given those of every batch as soon as it is done. No batch is started after `seconds`.
     """
+    until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _hush()
     told: list[Told] = []
@@ -493,7 +502,7 @@ def run(count: int, seed: int = 0, batch: int = 100, watch: Callable[[list[Told]
         for base in bases:  # what they import, children find imported
             bad = [each for each in judge("none", folder / base) if each[1] != LOADED]
             assert not bad, bad
-        while len(told) < count:
+        while len(told) < count and time.monotonic() < until:
             numbers = range(len(told), min(len(told) + batch, count))
             (folder / "report").write_text("")
             child = os.fork()
@@ -532,6 +541,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further batch after this")
     parser.add_argument("--case", type=int, help="do this one alone and show what each reader says")
     settings = parser.parse_args()
     if settings.case is not None:
@@ -540,7 +550,10 @@ def main() -> int:
             print(kind, *judge(kind, place), sep="\n")
         return 0
     told = run(
-        settings.count, settings.seed, watch=lambda some: print(f"to {some[-1][0]}", *unexpected(some), sep="\n")
+        settings.count,
+        settings.seed,
+        watch=lambda some: print(f"to {some[-1][0]}", *unexpected(some), sep="\n", flush=True),
+        seconds=settings.seconds,
     )
     counts = Counter((kind, reader, outcome) for _, kind, outcomes in told for reader, outcome, _ in outcomes)
     for (kind, reader, outcome), count in sorted(counts.items()):

@@ -1,16 +1,18 @@
 """Damages every file of a run folder and then uses the folder: only one-sentence errors or right results may follow.
 
-python tests/attack/damage.py --samples 100 --seed 1
+python tests/attack/damage.py --part 1/2 --seconds 600
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,7 +79,8 @@ def trouble(ground: Ground, run: Path, name: str, damage: str, use: str, seed: i
 
 def cases(ground: Ground) -> list[tuple[Path, str, str, str]]:
     """All of them: a run, one of its files, a damage and a use."""
-    cut = interrupt(ground, ground.root / "interrupted")
+    cut = ground.root / "interrupted" / RUN
+    cut = cut if cut.exists() else interrupt(ground, cut.parent)
     runs = {ground.whole: USES, cut: {"resume": USES["resume"], "report": USES["report"]}}
     return [
         (run, name, damage, use)
@@ -88,26 +91,32 @@ def cases(ground: Ground) -> list[tuple[Path, str, str, str]]:
     ]
 
 
-def sampled(ground: Ground, samples: int, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """So many of the cases; gives what was done and what is wrong then."""
+def sampled(ground: Ground, samples: int, seed: int, share: slice = slice(None)) -> Iterator[tuple[str, list[str]]]:
+    """Some of the cases, and of those a share; gives what was done and what is wrong then."""
     every = cases(ground)
-    for run, name, damage, use in random.Random(seed).sample(every, min(samples, len(every))):
+    for run, name, damage, use in random.Random(seed).sample(every, min(samples, len(every)))[share]:
         what = f"{damage} {name} of {'the finished' if run == ground.whole else 'an interrupted'} run, {use}"
         yield what, trouble(ground, run, name, damage, use, seed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=100_000, help="Number of cases; by default all.")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the cases' order, and of what is damaged in a file")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further case after this")
+    parser.add_argument("--part", default="1/1", help="I/N: only every N-th case, from the I-th on")
     asked = parser.parse_args()
-    failures = 0
+    part, parts = map(int, asked.part.split("/"))
+    until, failures, done = time.monotonic() + asked.seconds, 0, 0
     with tempfile.TemporaryDirectory() as root:
         ground = kills.prepare(Path(root))
-        for what, wrong in sampled(ground, asked.samples, asked.seed):
-            failures += bool(wrong)
+        every = cases(ground)
+        for what, wrong in sampled(ground, len(every), asked.seed, slice(part - 1, None, parts)):
+            failures, done = failures + bool(wrong), done + 1
             print(f"{what}: {wrong or 'fine'}", flush=True)
-    sys.exit(f"{failures} cases failed" if failures else 0)
+            if time.monotonic() > until:
+                break
+    print(f"{done} of {len(every)} damages (part {asked.part}): {failures} failed")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

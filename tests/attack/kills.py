@@ -1,6 +1,6 @@
 """Kills runs at any moment, resumes them, and compares every file with those of an unbroken run, byte by byte.
 
-    python tests/attack/kills.py --kills 200 --seed 1
+    python tests/attack/kills.py --kills 200 --seed 1 --seconds 600
 
 Processes are forked from a server that has imported everything, so that a kill hits the run and not the imports.
 """
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -44,7 +47,14 @@ FLAGS = ["--max-steps", "12", "--eval-every", "4", "--save-every", "3", "--batch
 # What a run has written when it reaches each of its stages: the moments at which kills are most likely to hurt.
 MOMENTS = (
     "config.yaml",
+    "dense/config.yaml",
+    "dense/checkpoints/.checkpoint-3.new",
+    "dense/checkpoints/checkpoint-6",
+    "dense/.model.new",
+    "dense/model",
+    "dense/result.json",
     "log.jsonl",
+    "checkpoints/best",
     "checkpoints/.checkpoint-3.new",
     "checkpoints/checkpoint-3",
     "checkpoints/.checkpoint-12.new",
@@ -186,6 +196,7 @@ class Attempt:
     folder: Path
     ends: list[str] = field(default_factory=list)
     is_done: bool = False
+    hits: int = 0  # signals that came before the run had ended
 
     def kill(self, number: int, wait: Callable[[Any], None], why: str) -> None:
         """Starts or resumes the run, waits, and sends a signal."""
@@ -194,6 +205,7 @@ class Attempt:
         if process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
+                self.hits += 1
         self._judge(finish(process), f"{signal.Signals(number).name} {why}")
 
     def end(self) -> list[str]:
@@ -241,32 +253,50 @@ def at_random(ground: Ground, kills: int, seed: int) -> Iterator[tuple[int, list
         for _ in range(min(chance.randint(1, 4), kills - done)):
             seconds = chance.uniform(0, ground.seconds)
             attempt.kill(chance.choice(SIGNALS), after(seconds), f"after {seconds:.2f} s")
-            done += 1
             if attempt.is_done:
                 break
+        done += attempt.hits
         yield done, attempt.ends, attempt.end()
+        shutil.rmtree(folder)
+
+
+def at_all_moments(ground: Ground, seed: int) -> Iterator[tuple[str, list[str]]]:
+    """Kills runs at every moment by every signal, in any order; gives which it was and what is wrong then."""
+    every = [(number, moment) for number in SIGNALS for moment in MOMENTS]
+    for i, (number, moment) in enumerate(random.Random(seed).sample(every, len(every))):
+        folder = ground.root / f"moment-{i}"
+        yield f"{signal.Signals(number).name} at {moment}", at_moment(ground, moment, number, folder)
+        shutil.rmtree(folder)
+
+
+GROUNDS = {"default": [], "best": ["--baseline", "--select", "best", "--recipe", "none"]}  # flags of the run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="at random moments; those at named ones come on top")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further run after this")
+    parser.add_argument("--ground", choices=GROUNDS, default="default")
     asked = parser.parse_args()
-    failures = 0
+    until, failures, done, moments = time.monotonic() + asked.seconds, 0, 0, 0
     with tempfile.TemporaryDirectory() as root:
-        for more in ([], ["--baseline", "--select", "best"]):
-            place = Path(root) / f"ground-{len(more)}"
-            place.mkdir()
-            ground = prepare(place, more)
-            for number in SIGNALS:
-                for i, moment in enumerate(MOMENTS):
-                    wrong = at_moment(ground, moment, number, place / f"moment-{number}-{i}")
-                    failures += bool(wrong)
-                    print(f"{signal.Signals(number).name} at {moment}: {wrong or 'the same'}", flush=True)
-            for done, ends, wrong in at_random(ground, asked.kills // 2, asked.seed):
+        ground = prepare(Path(root), GROUNDS[asked.ground])
+        at_once = at_random(ground, asked.kills, asked.seed)
+        at_stage = at_all_moments(ground, asked.seed)
+        for one, other in itertools.zip_longest(at_once, at_stage):  # a short attack has some of both
+            if one is not None:
+                done, ends, wrong = one
                 failures += bool(wrong)
                 print(f"{done} kills: {', '.join(ends)}: {wrong or 'the same'}", flush=True)
-    sys.exit(f"{failures} runs ended differently" if failures else 0)
+            if other is not None:
+                moments, (what, wrong) = moments + 1, other
+                failures += bool(wrong)
+                print(f"{what}: {wrong or 'the same'}", flush=True)
+            if time.monotonic() > until:
+                break
+    print(f"{done} kills at random moments, {moments} at named ones ({asked.ground}): {failures} ended differently")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,14 @@ def ground(tmp_path_factory):
 
 
 # A few of all the stages; signals take turns.
-MOMENTS = ("config.yaml", "checkpoints/.checkpoint-12.new", ".model.new", "result.json", "export", "eval-export")
+MOMENTS = (
+    "dense/checkpoints/checkpoint-6",
+    "dense/model",
+    "checkpoints/.checkpoint-12.new",
+    ".model.new",
+    "export",
+    "eval-export",
+)
 KILLS = list(zip(MOMENTS, kills.SIGNALS * 2, strict=True))
 
 
@@ -33,7 +40,7 @@ def test_killed_at_a_stage_and_resumed_it_is_the_same(moment, number, ground, tm
 def test_killed_at_random_moments_and_resumed_it_is_the_same(ground):
     ends = list(kills.at_random(ground, 4, seed=11))
     assert [wrong for _, _, wrong in ends if wrong] == []
-    assert sum("SIGKILL" in end or "SIGTERM" in end or "SIGINT" in end for _, told, _ in ends for end in told) == 4
+    assert ends[-1][0] == 4  # signals that came in time
 
 
 def test_no_damage_to_a_file_gives_a_traceback_or_another_model(ground):
