@@ -58,7 +58,8 @@ def size_of(folder: Path) -> int:
 def batches() -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(3, VOCABULARY, (4, length), generator=generator) for length in (5, 9, 7)]
-    return [{"input_ids": each, "attention_mask": torch.ones_like(each), "note": "no tensor"} for each in ids]
+    masks = [torch.arange(each.shape[1]) < torch.tensor([[2], [5], [3], [4]]) for each in ids]
+    return [{"input_ids": i, "attention_mask": m.long(), "note": "no tensor"} for i, m in zip(ids, masks, strict=True)]
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
@@ -300,7 +301,7 @@ def test_the_hub_gets_the_folder_and_its_refusal_is_told(tmp_path, no_pictures, 
 
 
 # Calibration.
-def test_importance_is_the_mean_square_of_the_inputs():
+def test_importance_is_the_mean_square_of_the_inputs_without_padding():
     model = make(hidden_dropout_prob=0.5)
     name = QUERY.removesuffix(".weight")
     seen: list[torch.Tensor] = []
@@ -308,7 +309,8 @@ def test_importance_is_the_mean_square_of_the_inputs():
     with torch.no_grad():
         for batch in batches():
             model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    wanted = torch.cat([each.reshape(-1, 16) for each in seen]).double().square().mean(0)
+    there = [batch["attention_mask"].bool() for batch in batches()]
+    wanted = torch.cat([each[mask] for each, mask in zip(seen, there, strict=True)]).double().square().mean(0)
     found = importances(model.train(), iter(batches()), [name])
     assert found.keys() == {name}
     torch.testing.assert_close(found[name], wanted.float())
@@ -324,8 +326,10 @@ def test_calibration_chooses_the_scales(tmp_path, no_pictures):
         assert identical(found[name], dequantised(model.get_parameter(name).detach(), "int4", importance=importance))
     pinscher.save_pretrained(model, tmp_path / "blind", values="int4", embeddings="int8")
     assert any(not identical(tensor, found[name]) for name, tensor in stored(tmp_path / "blind").items())
-    with pytest.raises(InputError, match="at least one batch"):
-        pinscher.save_pretrained(model, tmp_path / "none", calibration=[])
+    padding = [batch | {"attention_mask": torch.zeros_like(batch["attention_mask"])} for batch in batches()]
+    for nothing in ([], padding):
+        with pytest.raises(InputError, match="at least one batch"):
+            pinscher.save_pretrained(model, tmp_path / "none", calibration=nothing)
 
 
 # The same model for others.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pinscher.models.blocks import Matrix, is_adapted, owner_of, untied, uses
+from pinscher.models.inputs import evaluating
 from pinscher.prune import sharding
 from pinscher.prune.sharding import local
 
@@ -107,19 +107,6 @@ class Site:
     @property
     def numel(self) -> int:
         return self.owner.numel()
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while, and each back into its own."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> list[Site]:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 from pinscher.errors import InputError
-from pinscher.prune.sites import evaluating
+from pinscher.models.inputs import evaluating
 from pinscher.train import metrics
 from pinscher.train.batches import IGNORED
 from pinscher.train.tasks.task import Task, add, write_lines
