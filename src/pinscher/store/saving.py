@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pinscher import files
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
 from pinscher.models import blocks
 from pinscher.models.blocks import Matrix
 from pinscher.models.sizes import uneven
@@ -167,7 +167,7 @@ def push(folder: Path, repository: str) -> str:
         name = api.create_repo(repository, exist_ok=True).repo_id
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Store the pruned model small"))
     except Exception as error:  # no network, no login, no right to: the hub's client has many names for them
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise InputError(
             f"could not push to {repository}: {reason}. The folder {folder} is complete: log in with `hf auth login` "
             "or check the network, and push it again."
