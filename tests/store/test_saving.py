@@ -178,6 +178,19 @@ def test_the_card_names_no_folder_of_its_author_as_base_model(base, tmp_path, mo
     assert "density.png" not in text
 
 
+@pytest.mark.parametrize(("head", "names"), [("bert", ["0", "1"]), ("t5", ["encoder.block.0", "decoder.block.0"])])
+def test_the_picture_has_a_row_for_each_block(head, names):
+    """Blocks of encoder and decoder have the same numbers, and are different rows."""
+    model = make(head)
+    rows, kinds, table = card.grid(saving.densities(model))
+    assert set(names) <= set(rows)
+    assert len(rows) == len({*rows})
+    shown = [value for row in table for value in row if value == value]
+    wanted = [float((model.get_parameter(name) != 0).float().mean()) for name in blocks(model)]
+    assert sorted(shown) == sorted(wanted)
+    assert all(len(row) == len(kinds) for row in table)
+
+
 # Whole or not at all.
 def broken_draw(*_: Any) -> None:
     raise RuntimeError("no ink")

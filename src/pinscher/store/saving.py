@@ -15,6 +15,7 @@ from pinscher import files
 from pinscher.errors import InputError, first_line
 from pinscher.models import blocks
 from pinscher.models.blocks import Matrix
+from pinscher.models.names import Place
 from pinscher.models.sizes import uneven
 from pinscher.store import card, file, payload
 from pinscher.store.calibration import importances
@@ -141,11 +142,11 @@ def untied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items() if name in names}
 
 
-def densities(model: nn.Module) -> dict[str, float]:
+def densities(model: nn.Module) -> dict[Place, float]:
     """The fraction of weights that are not zero, for each matrix of the blocks."""
     state = model.state_dict()
     return {
-        name: float((state[name] != 0).float().mean())
+        matrix.place: float((state[name] != 0).float().mean())
         for name, matrix in matrices(model).items()
         if matrix.role == "matrix" and state[name].numel()
     }
