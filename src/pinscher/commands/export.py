@@ -14,6 +14,7 @@ from pinscher.commands.console import bar, hush, megabytes, say, shown, text
 from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
+from pinscher.registry import unknown
 from pinscher.runfolder import SCORES, RunFolder, check_writable
 from pinscher.settings import NOT_NEGATIVE
 
@@ -45,7 +46,7 @@ def command(
     calibrate = settings.number(NOT_NEGATIVE, calibrate, "--calibrate", whole=True)
     hush()
     if form not in FORMATS:
-        raise InputError(f"unknown format {form!r}: there are {', '.join(FORMATS)}.")
+        raise InputError(unknown("format", form, FORMATS) + ".")
     if output is not None:
         check_writable(Path(output))
     loaded = load(source)

@@ -20,6 +20,7 @@ import numpy as np
 
 from pinscher.errors import InputError
 from pinscher.models.families import family_of
+from pinscher.registry import unknown
 from pinscher.runtime import engines
 from pinscher.runtime.engines import Arrays, Worker
 from pinscher.store import onnx, saving
@@ -35,7 +36,7 @@ def available(wanted: list[str] | None = None) -> list[str]:
     """The engines that can run here; asked for by name, one that cannot is an error."""
     for name in wanted or []:
         if name not in engines.BUILD:
-            raise InputError(f"unknown engine {name!r}: there are {', '.join(engines.BUILD)}.")
+            raise InputError(unknown("engine", name, engines.BUILD) + ".")
         if missing := _missing(name):
             raise InputError(f"the engine {name} needs {missing[0]}. Install it with: pip install {' '.join(missing)}")
     if wanted:

@@ -21,6 +21,7 @@ from pinscher.models import surgery
 from pinscher.models.blocks import is_conv1d
 from pinscher.models.families import Family, max_positions, native_family
 from pinscher.models.sizes import has_all_heads
+from pinscher.registry import unknown
 from pinscher.runtime import choice, guards, kernels
 from pinscher.runtime.encoder import FastEncoder, asks_for_first, is_classifier
 from pinscher.runtime.kernels import Weights
@@ -76,7 +77,7 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         InputError: for an unknown mode, or a model without matrices in blocks.
     """
     if mode not in choice.MODES:
-        raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
+        raise InputError(unknown("mode", mode, choice.MODES) + ".")
     if not isinstance(model, nn.Module):
         raise InputError(f"{type(model).__name__} is no model: load one with transformers, or see pinscher.load.")
     count = kernels.threads_of(threads)

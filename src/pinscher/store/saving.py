@@ -17,6 +17,7 @@ from pinscher.models import blocks
 from pinscher.models.blocks import Matrix
 from pinscher.models.names import Place
 from pinscher.models.sizes import uneven
+from pinscher.registry import unknown
 from pinscher.store import card, file, payload
 from pinscher.store.calibration import importances
 from pinscher.store.codecs import CODECS
@@ -208,7 +209,7 @@ def check_values(*names: str) -> None:
     """Refuses what values cannot be stored as."""
     for how in names:
         if how not in (KEEP, *payload.VALUES):
-            raise InputError(f"unknown values {how!r}: there are {', '.join((*payload.VALUES, KEEP))}.")
+            raise InputError(unknown("values", how, (*payload.VALUES, KEEP)) + ".")
 
 
 def is_ours(folder: Path) -> bool:
