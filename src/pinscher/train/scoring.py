@@ -18,9 +18,10 @@ from pinscher.runfolder import SCORES, RunFolder, check_writable
 from pinscher.settings import COUNT, number
 from pinscher.train import data, pretrained
 from pinscher.train import folder as runfolder
-from pinscher.train.config import DataConfig, RunConfig
+from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import evaluate
 from pinscher.train.plan import evaluating_device, first, fitted, splits_of, task_of
+from pinscher.train.subject import DataConfig
 from pinscher.train.tasks import Task
 
 BATCH_SIZE = 64
