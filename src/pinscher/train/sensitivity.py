@@ -21,6 +21,7 @@ from pinscher import settings as checks
 from pinscher.errors import InputError
 from pinscher.prune import Site, find_sites
 from pinscher.prune.masking import Scores, threshold, zero_
+from pinscher.runfolder import RunFolder
 from pinscher.train import data, pretrained, scoring
 from pinscher.train import folder as runfolder
 from pinscher.train.config import RunConfig
@@ -140,10 +141,9 @@ def _units(sites: Sequence[Site]) -> list[tuple[str, str, list[Site]]]:
 def _config(model: str, settings: dict[str, Any]) -> RunConfig:
     run = scoring.run_of(model)
     if run is not None:
-        known = runfolder.config_of(run)
+        known, model = runfolder.config_of(run), str(RunFolder(run).model)
         if settings.get("task", known.task) == known.task:
-            return dataclasses.replace(known, model=str(run / "model"), **settings)
-        model = str(run / "model")
+            return dataclasses.replace(known, model=model, **settings)
     if "task" not in settings:
         raise InputError("--sensitivity needs the task: --task NAME.")
     return RunConfig.from_dict({**settings, "model": model})
