@@ -474,13 +474,13 @@ def work(numbers: range, seed: int, bases: dict[str, Model], folder: Path, repor
 
 
 def _stop_after(seconds: float, waiting: float) -> None:
-    """Ends this process after so much computing or time, also inside of native code; 0 is never."""
+    """Ends this process after a limit of computing or time, also inside of native code; 0 is never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, waiting)
 
 
 def run(count: int, seed: int = 0, batch: int = 100, watch: Callable[[list[Told]], None] | None = None) -> list[Told]:
-    """So many mutants through every reader: the number of each, the kind of its change, and what `judge` says.
+    """Some mutants through every reader: the number of each, the kind of its change, and what `judge` says.
 
     `watch` is given those of every batch as soon as it is done.
     """

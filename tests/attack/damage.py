@@ -89,7 +89,7 @@ def cases(ground: Ground) -> list[tuple[Path, str, str, str]]:
 
 
 def sampled(ground: Ground, samples: int, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """So many of the cases; gives what was done and what is wrong then."""
+    """Some of the cases; gives what was done and what is wrong then."""
     every = cases(ground)
     for run, name, damage, use in random.Random(seed).sample(every, min(samples, len(every))):
         what = f"{damage} {name} of {'the finished' if run == ground.whole else 'an interrupted'} run, {use}"

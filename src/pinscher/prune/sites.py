@@ -20,7 +20,7 @@ Patterns = str | Iterable[str] | None
 
 
 class Moving(Protocol):
-    """What stands above a frozen weight: its value with all that trains, and the gradient of that."""
+    """The effective weight: frozen base plus trainable adapter; and its gradient."""
 
     pull: Tensor | None
 
@@ -44,7 +44,7 @@ class Site:
     transposed: bool = False  # [in, out] instead of [out, in]
     shared_with: list[nn.Module] = field(default_factory=list)  # further modules that use the same parameter
     adapter: nn.Module | None = None  # the low-rank adapter around it, if there is one
-    moving: Moving | None = None  # what makes it move while it is frozen itself
+    moving: Moving | None = None  # the effective weight, where the parameter itself is frozen
     lr: float = 0.0  # learning rate of its parameter group at this step
     grad_scale: float = 1.0  # what its gradient is still multiplied by (GradScaler with a fused optimiser)
     state: dict[str, Tensor] = field(default_factory=dict)  # the criterion's own

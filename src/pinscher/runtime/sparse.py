@@ -180,7 +180,7 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         linears.append(SparseLinear(matrix, model.get_submodule(name).bias, threads))
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode == "auto":
-        choice.mend_linears_(model, linears, [weights for _, weights in some])
+        choice.correct_linears_(model, linears, [weights for _, weights in some])
     model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
 
 

@@ -21,7 +21,7 @@ from pinscher.store.streams import DamagedError, Reader, varint
 
 Array = NDArray[Any]
 U16, U32 = np.dtype("<u2"), np.dtype("<u4")
-ESCAPE = 255  # delta: so many zeros more, and no value
+ESCAPE = 255  # delta: this many more zeros, and no value
 
 
 class Codec(Protocol):

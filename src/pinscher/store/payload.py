@@ -152,7 +152,7 @@ def declared(data: memoryview) -> int:
 
 
 def padded(data: memoryview, count: int) -> bytes:
-    """The same payload with so many zero bytes more at its end."""
+    """The same payload with `count` more zero bytes at its end."""
     *fields, _ = HEADER.unpack_from(data)
     body = bytes(data[HEADER.size :]) + bytes(count)
     return _sealed(fields, body)

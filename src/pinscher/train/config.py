@@ -256,7 +256,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
         return Path(self.output or f"runs/{self.task}-{name}")
 
     def pruning(self, total_steps: int) -> PruningConfig | None:
-        """The pruner's part of it, for a run of so many steps; None for a dense run."""
+        """The pruner's part of it, for a run of `total_steps`; None for a dense run."""
         if self.is_dense:
             return None
         told = settings.values(self, PruningSettings)

@@ -150,7 +150,7 @@ def _config(model: str, settings: dict[str, Any]) -> RunConfig:
 
 
 def _rows(config: RunConfig, task: Task, most: int) -> tuple[Dataset, Dataset]:
-    """Training rows, and the validation rows of a run with these settings, at most so many."""
+    """Training rows, and the validation rows of a run with these settings, at most `most` of them."""
     source = data.Source(config.data, config.train_file, config.validation_file, config.test_file)
     fraction = config.validation_fraction
     splits = data.load(task, source, validation_fraction=fraction, rows=config.rows, seed=config.seed)

@@ -48,7 +48,7 @@ def _calibration(loader: Any, pruner: Pruner | None, args: Any) -> list[Any]:
 
 
 def _scheduled(config: PruningConfig, steps: int, remedy: str) -> PruningConfig:
-    """The configuration for a run of so many steps."""
+    """The configuration for a run of `steps` steps."""
     if config.total_steps not in (None, steps):
         raise InputError(
             f"the schedule is made for {config.total_steps} steps but this run has {steps}: leave total_steps out of "
