@@ -38,7 +38,7 @@ SPARSITIES = (50, 80)
 
 def commands(size: str) -> dict[str, str]:
     """Every run by its name, as the command's flags. RUNS stands for the folder of the runs."""
-    task = f'--task e2e --data "$DATA/e2e_nlg" --batch-size 8 --no-export {ROWS[size]}'
+    task = f'--recipe none --task e2e --data "$DATA/e2e_nlg" --batch-size 8 --no-export {ROWS[size]}'
     tuned = f'{task} --model "$MODELS/stories15m" --max-steps {STEPS[size]}'
     found = {"dense": f"{tuned} --method dense"}
     for percent in SPARSITIES:
