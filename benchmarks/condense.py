@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pinscher.runfolder import RunFolder
 
 
 def main() -> None:
@@ -36,8 +35,8 @@ def main() -> None:
     parser.add_argument("comparison", type=Path, help="output folder of pinscher compare")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    cells = sorted(path.parent for path in (args.comparison / "cells").glob("*/result.json"))
-    rows = [row(cell) for cell in cells if read(cell)["status"] == "finished"]
+    cells = sorted((args.comparison / "cells").glob("*/"))
+    rows = [row(cell) for cell in cells if RunFolder(cell).is_finished]
     rows.sort(key=lambda one: (one["task"], float(one["sparsity"]), one["variant"], int(one["seed"])))
     with args.output.open("w", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -46,14 +45,10 @@ def main() -> None:
     print(f"{len(rows)} runs in {args.output}")
 
 
-def read(cell: Path) -> Any:
-    return json.loads((cell / "result.json").read_text())
-
-
 def row(cell: Path) -> dict[str, Any]:
     """One run as a row, rounded to what the docs need."""
-    told, result = yaml.safe_load((cell / "config.yaml").read_text()), read(cell)
-    log = [json.loads(line) for line in (cell / "log.jsonl").read_text().splitlines()]
+    told, result = RunFolder(cell).read_config(), RunFolder(cell).read_result()
+    log = [line for line in RunFolder(cell).events() if line is not None]
     settings, main, total = told["run"], result["main"], result["total_steps"]
     evals = [(line["step"], line[f"eval_{main}"]) for line in log if f"eval_{main}" in line]
     train = [line for line in log if line["event"] == "train"]

@@ -38,7 +38,7 @@ SPARSITIES = (50, 80)
 
 def commands(size: str) -> dict[str, str]:
     """Every run by its name, as the command's flags. RUNS stands for the folder of the runs."""
-    task = f'--task e2e --data "$DATA/e2e_nlg" --batch-size 8 --no-export {ROWS[size]}'
+    task = f'--recipe none --task e2e --data "$DATA/e2e_nlg" --batch-size 8 --no-export {ROWS[size]}'
     tuned = f'{task} --model "$MODELS/stories15m" --max-steps {STEPS[size]}'
     found = {"dense": f"{tuned} --method dense"}
     for percent in SPARSITIES:
@@ -77,7 +77,7 @@ def main() -> None:
 def run(folder: Path, flags: str) -> None:
     """Runs the command, or goes on with what is there."""
     start = [sys.executable, "-m", "pinscher", "prune"]
-    if (folder / "config.yaml").exists():
+    if RunFolder(folder).is_run:
         if not RunFolder(folder).is_finished:
             subprocess.run([*start, "--resume", str(folder)], check=True)
         return
@@ -100,7 +100,7 @@ def keep(results: Path, order: list[str], name: str, folder: Path) -> None:
 def test_loss(folder: Path) -> float:
     """The mean loss over the tokens of the test rows' references."""
     made = plan.make(runfolder.config_of(folder))
-    model = pretrained.load_model(str(folder / "model"), made.task, made.labels, made.tokenizer)
+    model = pretrained.load_model(str(RunFolder(folder).model), made.task, made.labels, made.tokenizer)
     (rows,) = made.splits.tests.values()
     features = made.task.features(rows, made.tokenizer, made.labels, training=True)
     return mean_loss(model, features, made.task, made.tokenizer, 16)

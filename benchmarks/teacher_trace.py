@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--method", default="pins")
     parser.add_argument("--objective", default="self-regularization")
     parser.add_argument("--sparsity", type=float, default=0.8)
-    parser.add_argument("--rows", type=int, help="use only the first so many training rows, after shuffling")
+    parser.add_argument("--rows", type=int, help="maximum number of training rows, after shuffling")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-5)

@@ -53,7 +53,7 @@ struct Memory {
 };
 
 // Some tokens that lie one behind the other. Where `hidden` is not 0 the first one only asks: nobody attends to it, and it
-// stands so many places before the second.
+// stands `hidden` places before the second.
 struct Row {
   size_t length;
   size_t hidden = 0;

@@ -77,7 +77,7 @@ class Walk {
       : rows_(rows), columns_(columns), level_(level), writer_(writer) {
     open(0);
   }
-  // Moves `steps` places on, of which the caller knows that the level has so many, and puts a value there.
+  // Moves `steps` places on, which the caller knows the level to have, and puts a value there.
   bool put(size_t steps) {
     at_ += steps;
     while (at_ >= size_) {

@@ -476,7 +476,7 @@ def work(numbers: range, seed: int, bases: dict[str, Model], folder: Path, repor
 
 
 def _stop_after(seconds: float, waiting: float) -> None:
-    """Ends this process after so much computing or time, also inside of native code; 0 is never."""
+    """Ends this process after a limit of computing or time, also inside of native code; 0 is never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, waiting)
 

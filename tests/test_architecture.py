@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "registry": set(),
     "runfolder": {"errors", "files", "locks"},
     "settings": {"errors", "registry"},
-    "models": {"errors"},
+    "models": {"errors", "registry"},
     "prune": {"errors", "models", "native", "registry", "settings"},
     "train": GROUND | {"models", "prune"},
     "compare": GROUND | {"models", "prune", "train"},

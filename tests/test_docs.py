@@ -28,7 +28,9 @@ import tiny_tasks
 from pinscher.commands import app as cli
 from pinscher.compare import grid
 from pinscher.models import hub
+from pinscher.models.families import FAMILIES
 from pinscher.prune import CRITERIA
+from pinscher.store.codecs import CODECS
 from pinscher.train import data
 from pinscher.train.config import RunConfig
 from pinscher.train.tasks import TASKS
@@ -234,7 +236,7 @@ def names(place: Path) -> dict[str, Any]:
 def test_every_snippet_runs(path, here, capsys, monkeypatch):
     todo = [block for block in blocks(path) if block.key not in NOT_RUN]
     known = names(here) if any(block.language in ("python", "py") for block in todo) else {}
-    for registry in (CRITERIA, TASKS):
+    for registry in (CRITERIA, TASKS, FAMILIES, CODECS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # what a page registers is gone afterwards
     for block in todo:
         if block.language in ("python", "py"):

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from pinscher.models.families import FAMILIES
 from pinscher.prune import CRITERIA, SCHEDULES
 from pinscher.registry import Registry
+from pinscher.store.codecs import CODECS
+from pinscher.train.tasks import TASKS
 
 
 def test_a_registry_refuses_a_second_entry_of_one_name() -> None:
@@ -18,11 +21,18 @@ def test_a_registry_refuses_a_second_entry_of_one_name() -> None:
     assert fruits["apple"] == 1
 
 
-@pytest.mark.parametrize(("registry", "name"), [(CRITERIA, "pins"), (SCHEDULES, "cubic")])
-def test_what_the_package_registers_cannot_be_replaced(registry: Registry[Any], name: str) -> None:
-    before = registry[name]
+EVERY = [CRITERIA, SCHEDULES, TASKS, FAMILIES, CODECS]
+
+
+@pytest.mark.parametrize("registry", EVERY, ids=lambda registry: registry.noun)
+def test_what_the_package_registers_cannot_be_replaced(registry: Registry[Any]) -> None:
+    name, before = next(iter(registry.items()))
     with pytest.raises(ValueError, match="is registered twice"):
         registry.register(name)(object)
+    with pytest.raises(ValueError, match="is registered twice"):
+        registry[name] = object
+    with pytest.raises(ValueError, match="is registered twice"):
+        registry.update({name: object})
     assert registry[name] is before
 
 
@@ -33,6 +43,7 @@ def test_a_registry_lists_its_names_in_order_and_suggests_the_nearest() -> None:
     assert list(fruits) == ["pear", "apple", "plum"]
     assert "plum" in fruits
     assert "fig" not in fruits
+    assert (len(fruits), fruits.get("plum"), fruits.get("fig")) == (3, 2, None)
     with pytest.raises(ValueError, match=r"^unknown fruit 'aple'\. Did you mean 'apple'\? Known: pear, apple, plum$"):
         fruits["aple"]
     with pytest.raises(ValueError, match=r"^unknown fruit 'zzz'\. Known: pear, apple, plum$"):

@@ -108,7 +108,7 @@ def flips(data: bytes) -> Iterator[bytes]:
 
 
 def confined(work: Callable[[], Any], memory: int = 256 * MB, seconds: int = 20) -> tuple[str, str]:
-    """Does the work in a child with so much more address space and time; says how it ended.
+    """Does the work in a child with limited address space and time; says how it ended.
 
     ("returned", its repr), ("raised NAME", the message), or ("died", the signal): a crash, a hang, or Rust without
     memory. A child of the test, so that a file can harm nothing but its own test.
@@ -138,7 +138,7 @@ def confined(work: Callable[[], Any], memory: int = 256 * MB, seconds: int = 20)
 
 
 def _limit(memory: int, seconds: int) -> None:
-    """From now on this process has so much room and time; SIGALRM ends it even inside native code."""
+    """From now on this process has limited room and time; SIGALRM ends it even inside native code."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + memory, now + memory))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

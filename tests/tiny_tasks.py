@@ -186,7 +186,7 @@ class Files:
 
 
 def write_files(task: str, folder: Path, rows: int = 32, tests: int = 12) -> Files:
-    """Writes a task's files into a folder: so many training rows, and so many other ones for each test."""
+    """Writes a task's files into a folder: a number of training rows, and of other ones for each test."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = WRITERS[task]
     made = {side: rows_of(task, side, count) for side, count in zip(SIDES, (rows, tests), strict=True)}

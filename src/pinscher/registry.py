@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -21,24 +21,44 @@ def unknown(noun: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {noun} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}"
 
 
-class Registry(Generic[T]):
+class UnknownError(KeyError, ValueError):
+    """A name that a registry does not have. It is a KeyError so that `in` and `get` work as with any mapping."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+
+class Registry(MutableMapping[str, T]):
+    """Entries by name, in the order in which they came."""
+
     def __init__(self, noun: str) -> None:
         self.noun = noun
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds what it stands above."""
+
         def add(entry: T) -> T:
-            if name in self._entries:
-                raise ValueError(f"{self.noun} {name!r} is registered twice")
-            self._entries[name] = entry
+            self[name] = entry
             return entry
 
         return add
 
+    def __setitem__(self, name: str, entry: T) -> None:
+        if name in self._entries:
+            raise ValueError(f"{self.noun} {name!r} is registered twice")
+        self._entries[name] = entry
+
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            raise ValueError(unknown(self.noun, name, self))
+            raise UnknownError(unknown(self.noun, name, self))
         return self._entries[name]
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -7,7 +7,7 @@
     RUN/predictions/              the answers to the test set, in the benchmark's own format
     RUN/checkpoints/checkpoint-N/ while the run is under way
     RUN/dense/                    the dense run of --baseline, a run folder itself
-    RUN/export/  RUN/eval/  RUN/eval-export/  RUN/bench.json  RUN/tensorboard/    when made
+    RUN/export/  RUN/export-FORMAT/  RUN/eval/  RUN/eval-export/  RUN/bench.json  RUN/tensorboard/    when made
 
 Only plain values go in and out: neither torch nor the classes of a run are needed to read a folder.
 """
@@ -55,6 +55,10 @@ class RunFolder:
         self.export = self.path / "export"
         self.scored = self.path / "eval"  # what `pinscher eval` wrote
         self.export_scored = self.path / "eval-export"  # the same, of the stored model
+
+    def export_in(self, form: str) -> Path:
+        """Where `pinscher export` puts the run's model in one of the other formats."""
+        return self.path / f"export-{form}"
 
     def __str__(self) -> str:
         return str(self.path)

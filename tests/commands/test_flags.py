@@ -10,11 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pinscher.commands import app
+from pinscher.commands import app, evaluate, inspect
 from pinscher.commands.flags import given, with_flags
 from pinscher.errors import InputError
 from pinscher.settings import setting
 from pinscher.train.config import RunConfig
+from pinscher.train.subject import DataConfig
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ def test_a_field_is_a_key_of_the_plain_data_and_checked_there():
         Extended.from_dict({"patiense": 7})
     with pytest.raises(InputError, match="patience"):
         RunConfig.from_dict({"patience": 7})
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("eval", evaluate.DATA), ("inspect", inspect.DATA)])
+def test_a_command_takes_some_fields_as_they_are_declared(name, wanted):
+    flags = {parameter.name: parameter for parameter in app.complete().commands[name].params}
+    declared = {field.name: field for field in dataclasses.fields(DataConfig)}
+    assert {flag: flags[flag].help for flag in wanted} == {flag: declared[flag].metadata["help"] for flag in wanted}
+    assert not {*declared} - {*wanted, "rows"} & {*flags}
 
 
 def test_every_field_of_a_run_is_a_flag_of_prune():

@@ -21,7 +21,7 @@ def tiles(height: int, width: int, density: float = 0.3, rows: int = 128, column
 
 @pytest.mark.parametrize("seed", range(3))
 def test_heads_that_were_kept_are_no_n_of_m(seed):
-    """As in masks of real runs: one head nearly whole, the others nearly empty, and hardly a group with so many."""
+    """As in masks of real runs: one head nearly whole, the others nearly empty, and hardly a full group."""
     chance = np.full((12, 1, 384), 0.01)  # by head, and column
     chance[:, :, :96] = 0.15
     chance[3] = 0.55

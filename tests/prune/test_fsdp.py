@@ -22,7 +22,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=ranks.WORLDS)
 def world(two, request, tmp_path_factory):
-    """All runs on so many ranks, and what two ranks saved, resumed there."""
+    """All runs on a number of ranks, and what two ranks saved, resumed there."""
     job = ranks.resume if request.param == "2" else ranks.others
     shape = ranks.WORLDS[request.param]
     return ranks.once(tmp_path_factory, f"{two.name}/{request.param}", lambda folder: ranks.launch(shape, folder, job))

@@ -94,7 +94,7 @@ def test_whole_units_are_those_of_a_stable_sort(pattern, data, density, scope):
 @given(data=st.data(), n=st.integers(1, 3), keep=st.integers(0, 8))
 @settings(max_examples=60, deadline=None)
 def test_n_of_m_keeps_the_best_that_leave_n_in_each_group(data, n, keep):
-    """Of all masks with so many ones and at least N in each group of four, none has a larger sum of scores."""
+    """Of all masks with as many ones and at least N in each group of four, none has a larger sum of scores."""
     weight = data.draw(matrices(1, 4).map(lambda found: found[0][:2, :4]))
     groups = weight.abs().reshape(-1, 4)
     total = groups.numel()

@@ -13,7 +13,7 @@ from tiny_accelerated import CONFIGS, SIZES, batch, model_of, pruned_
 
 
 def left_padded(model: Any, pads: list[int], tokens: int) -> dict[str, torch.Tensor]:
-    """Rows that begin with so many hidden tokens; every second one ends with two hidden ones, too."""
+    """Rows that begin with a number of hidden tokens; every second one ends with two hidden ones, too."""
     given = batch(len(pads), tokens, padded=False)
     mask = (torch.arange(tokens) >= torch.tensor(pads)[:, None]).long()
     mask[1::2, tokens - 2 :] = 0

@@ -212,7 +212,7 @@ def test_the_numbers_of_the_codecs_never_change():
 def test_an_unknown_codec_is_named_with_a_hint():
     with pytest.raises(InputError, match=r"unknown codec 'bitmsk'\. Did you mean 'bitmask'\?"):
         codec("bitmsk")
-    with pytest.raises(InputError, match=r"unknown codec 'zip'\. There are dense, csr, delta, bitmask, entropy"):
+    with pytest.raises(InputError, match=r"unknown codec 'zip'\. Known: dense, csr, delta, bitmask, entropy"):
         codec("zip")
 
 

@@ -89,9 +89,9 @@ def extended(folder: Path) -> Path:
     if compiled is not None:
         shutil.copy(compiled.__file__, copy)
     file = copy / "store" / "codecs.py"
-    before, row, after = file.read_text().partition("CODECS: dict[str, Codec] = {\n")
+    before, row, after = file.read_text().partition("BY_NUMBER = ")
     assert row
-    file.write_text(f'{before}{inspect.getsource(Diagonal)}\n\n{row}    "diagonal": Diagonal(),\n{after}')
+    file.write_text(f'{before}{inspect.getsource(Diagonal)}\n\nCODECS["diagonal"] = Diagonal()\n{row}{after}')
     return copy
 
 

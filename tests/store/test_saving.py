@@ -58,7 +58,8 @@ def size_of(folder: Path) -> int:
 def batches() -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(3, VOCABULARY, (4, length), generator=generator) for length in (5, 9, 7)]
-    return [{"input_ids": each, "attention_mask": torch.ones_like(each), "note": "no tensor"} for each in ids]
+    masks = [torch.arange(each.shape[1]) < torch.tensor([[2], [5], [3], [4]]) for each in ids]
+    return [{"input_ids": i, "attention_mask": m.long(), "note": "no tensor"} for i, m in zip(ids, masks, strict=True)]
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
@@ -177,6 +178,19 @@ def test_the_card_names_no_folder_of_its_author_as_base_model(base, tmp_path, mo
     assert "density.png" not in text
 
 
+@pytest.mark.parametrize(("head", "names"), [("bert", ["0", "1"]), ("t5", ["encoder.block.0", "decoder.block.0"])])
+def test_the_picture_has_a_row_for_each_block(head, names):
+    """Blocks of encoder and decoder have the same numbers, and are different rows."""
+    model = make(head)
+    rows, kinds, table = card.grid(saving.densities(model))
+    assert set(names) <= set(rows)
+    assert len(rows) == len({*rows})
+    shown = [value for row in table for value in row if value == value]
+    wanted = [float((model.get_parameter(name) != 0).float().mean()) for name in blocks(model)]
+    assert sorted(shown) == sorted(wanted)
+    assert all(len(row) == len(kinds) for row in table)
+
+
 # Whole or not at all.
 def broken_draw(*_: Any) -> None:
     raise RuntimeError("no ink")
@@ -257,7 +271,7 @@ def test_weights_too_large_for_fp16_are_refused_by_name(tmp_path, no_pictures, n
 @pytest.mark.parametrize("role", ROLES)
 def test_unknown_values_are_refused_by_name(tmp_path, role):
     known = "int8, int7, int6, int4, fp32, fp16, bf16, keep"
-    with pytest.raises(InputError, match=f"unknown values 'int9': there are {known}"):
+    with pytest.raises(InputError, match=rf"unknown values 'int9'\. Did you mean 'int8'\? Known: {known}\.$"):
         pinscher.save_pretrained(make(), tmp_path / "small", **{role: "int9"})
 
 
@@ -300,7 +314,7 @@ def test_the_hub_gets_the_folder_and_its_refusal_is_told(tmp_path, no_pictures, 
 
 
 # Calibration.
-def test_importance_is_the_mean_square_of_the_inputs():
+def test_importance_is_the_mean_square_of_the_inputs_without_padding():
     model = make(hidden_dropout_prob=0.5)
     name = QUERY.removesuffix(".weight")
     seen: list[torch.Tensor] = []
@@ -308,7 +322,8 @@ def test_importance_is_the_mean_square_of_the_inputs():
     with torch.no_grad():
         for batch in batches():
             model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    wanted = torch.cat([each.reshape(-1, 16) for each in seen]).double().square().mean(0)
+    there = [batch["attention_mask"].bool() for batch in batches()]
+    wanted = torch.cat([each[mask] for each, mask in zip(seen, there, strict=True)]).double().square().mean(0)
     found = importances(model.train(), iter(batches()), [name])
     assert found.keys() == {name}
     torch.testing.assert_close(found[name], wanted.float())
@@ -324,8 +339,10 @@ def test_calibration_chooses_the_scales(tmp_path, no_pictures):
         assert identical(found[name], dequantised(model.get_parameter(name).detach(), "int4", importance=importance))
     pinscher.save_pretrained(model, tmp_path / "blind", values="int4", embeddings="int8")
     assert any(not identical(tensor, found[name]) for name, tensor in stored(tmp_path / "blind").items())
-    with pytest.raises(InputError, match="at least one batch"):
-        pinscher.save_pretrained(model, tmp_path / "none", calibration=[])
+    padding = [batch | {"attention_mask": torch.zeros_like(batch["attention_mask"])} for batch in batches()]
+    for nothing in ([], padding):
+        with pytest.raises(InputError, match="at least one batch"):
+            pinscher.save_pretrained(model, tmp_path / "none", calibration=nothing)
 
 
 # The same model for others.

@@ -21,7 +21,8 @@ from pinscher.errors import InputError
 from pinscher.prune import CRITERIA, PruningConfig, TeacherConfig
 from pinscher.prune.config import PruningSettings
 from pinscher.settings import FRACTION, SEED, SPARSITY, STEPS
-from pinscher.train.config import SECTIONS, DataConfig, RunConfig, RunPruning, RunTeacher, TrainingConfig
+from pinscher.train.config import SECTIONS, RunConfig, RunPruning, RunTeacher, TrainingConfig
+from pinscher.train.subject import DataConfig
 
 SOURCE = Path(pinscher.__file__).parent
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}

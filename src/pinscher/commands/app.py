@@ -17,6 +17,7 @@ from pinscher import __version__
 from pinscher.commands import bench, compare, evaluate, export, inspect, prune, report
 from pinscher.commands.console import plainly
 from pinscher.commands.flags import with_flags
+from pinscher.train.subject import DataConfig
 
 WIDE = 100  # columns; a narrower terminal would cut the names of flags in the coloured help
 
@@ -48,11 +49,11 @@ def make(group: type[TyperGroup], settings: type[Any] | None) -> typer.Typer:
     app.callback()(_root)
     commands = {name: with_flags(function, settings, without) for name, (function, without) in WITH_SETTINGS.items()}
     commands |= {
-        "eval": evaluate.command,
+        "eval": with_flags(evaluate.command, DataConfig, only=evaluate.DATA),
         "export": export.command,
         "bench": bench.command,
         "report": report.command,
-        "inspect": inspect.command,
+        "inspect": with_flags(inspect.command, DataConfig, only=inspect.DATA),
     }
     for name in ("prune", "eval", "compare", "export", "bench", "report", "inspect"):
         app.command(name=name)(commands[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,43 +12,26 @@ from pinscher.commands.flags import given
 if TYPE_CHECKING:
     from pinscher.train.scoring import Scored
 
+# The settings of a run's data that are flags here.
+DATA = ("data", "test_file", "text_column", "label_column", "max_length", "stride", "beams", "bleurt")
+
 
 def command(
     model: Annotated[str, typer.Argument(help="Hub id, model folder or run folder.", show_default=False)],
     task: Annotated[str | None, text("Task; by default that of the run.")] = None,
-    data: Annotated[str | None, text("Folder with the task's files.")] = None,
-    test_file: Annotated[str | None, text("File with the test rows.")] = None,
-    text_column: Annotated[list[str] | None, text("Column with the text; give it twice for pairs.")] = None,
-    label_column: Annotated[str | None, text("Column with the label.")] = None,
     split: Annotated[
         str | None, text("Split to answer instead of the test set: train, validation, or another that the data has.")
     ] = None,
     rows: Annotated[int | None, text("Maximum number of test rows.")] = None,
-    max_length: Annotated[int | None, text("Maximum number of tokens of an example.")] = None,
-    stride: Annotated[int | None, text("Overlap of the windows of long contexts (qa).")] = None,
-    beams: Annotated[int | None, text("Number of beams when generating text.")] = None,
-    bleurt: Annotated[str | None, text("BLEURT checkpoint, for data-to-text.")] = None,
     batch_size: Annotated[int | None, text("Examples in a batch; by default that of the run, else 64.")] = None,
     output: Annotated[str | None, text("Folder for the predictions and scores.json.")] = None,
+    **flags: Any,
 ) -> None:
     """Score any checkpoint on a task's test set, and write its predictions in the benchmark's own format."""
     from pinscher.train import scoring
 
     hush()
-    settings = given(
-        {
-            "task": task,
-            "data": data,
-            "test_file": test_file,
-            "text_column": text_column,
-            "label_column": label_column,
-            "test_rows": rows,
-            "max_length": max_length,
-            "stride": stride,
-            "beams": beams,
-            "bleurt": bleurt,
-        }
-    )
+    settings = given({"task": task, "test_rows": rows, **flags})
     for line in _lines(scoring.score(model, settings, split=split, batch_size=batch_size, output=output)):
         say(line)
 

@@ -14,6 +14,7 @@ from pinscher.commands.console import bar, hush, megabytes, say, shown, text
 from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
+from pinscher.registry import unknown
 from pinscher.runfolder import SCORES, RunFolder, check_writable
 from pinscher.settings import NOT_NEGATIVE
 
@@ -45,13 +46,14 @@ def command(
     calibrate = settings.number(NOT_NEGATIVE, calibrate, "--calibrate", whole=True)
     hush()
     if form not in FORMATS:
-        raise InputError(f"unknown format {form!r}: there are {', '.join(FORMATS)}.")
+        raise InputError(unknown("format", form, FORMATS) + ".")
     if output is not None:
         check_writable(Path(output))
     loaded = load(source)
     if output is None and loaded.run is None:
         raise InputError("give the folder to write: --output DIR.")
-    folder = Path(output) if output else Path(source) / ("export" if form == "pinscher" else f"export-{form}")
+    run = RunFolder(source)
+    folder = Path(output) if output else run.export if form == "pinscher" else run.export_in(form)
     how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
     scores: dict[str, float] = {}
     removed = shrunk(loaded, form).told() if shrink else []

@@ -20,17 +20,21 @@ SHOWN = {"float": "<float>", "int": "<int>"}  # what the help calls the value
 GROUPS = ("Run", "Data", "Training", "Pruning")  # the parts of the help, in order
 
 
-def with_flags(function: Any, config: type[Any] | None, without: Container[str] = ()) -> Any:
-    """A command with one more keyword-only flag for every field of a config, except some.
+def with_flags(
+    function: Any, config: type[Any] | None, without: Container[str] = (), only: Container[str] | None = None
+) -> Any:
+    """A command with one more keyword-only flag for every field of a config, or for some of them.
 
     Args:
         function: the command; its own parameters come first, and it takes the flags as **keywords. A flag that is not
             given is None.
         config: a dataclass whose fields are made by `pinscher.settings.setting`; None has none.
         without: names of fields that are no flags of this command.
+        only: names of the fields that are; None for all.
     """
     declared = () if config is None else dataclasses.fields(config)
-    fields = {field.name: field for field in declared if field.name not in without}
+    wanted = [field for field in declared if field.name not in without and (only is None or field.name in only)]
+    fields = {field.name: field for field in wanted}
     hints = get_type_hints(function, include_extras=True)
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [p.replace(annotation=hints[p.name]) for p in own]

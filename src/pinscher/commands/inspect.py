@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WIDE = 200  # columns that a table may take
 LEVELS, ROWS = "0.5,0.8,0.9", 500  # of a sensitivity
+DATA = ("data", "train_file", "text_column", "label_column")  # the settings of a run's data that are flags here
 WEIGHTS = ("*.safetensors", "*.json", "pytorch_model*.bin", "recipe.yaml")  # what is fetched from the hub
 
 
@@ -43,20 +44,16 @@ def command(
         bool, typer.Option("--sensitivity", help="Measure on a task how much each layer loses when pruned alone.")
     ] = False,
     task: Annotated[str | None, text("Task; by default that of the run.")] = None,
-    data: Annotated[str | None, text("Folder with the task's files.")] = None,
-    train_file: Annotated[str | None, text("File with training rows; a part of them is used to score.")] = None,
-    text_column: Annotated[list[str] | None, text("Column with the text; give it twice for pairs.")] = None,
-    label_column: Annotated[str | None, text("Column with the label.")] = None,
     levels: Annotated[str | None, text(f"Sparsities to try, separated by commas; by default {LEVELS}.")] = None,
     rows: Annotated[int | None, text(f"Validation rows to score on; by default {ROWS}.")] = None,
+    **flags: Any,
 ) -> None:
     """Analyse the sparsity of any checkpoint: pattern, dead rows and columns, rank, size in each codec."""
     from pinscher.files import check_file, write_text
     from pinscher.inspect.masks import Rule
 
     console = wide(WIDE)
-    data_flags = {"task": task, "data": data, "train_file": train_file, "text_column": text_column}
-    told = given(data_flags | {"label_column": label_column})
+    told = given({"task": task, **flags})
     asked = [*told, *(name for name, value in (("levels", levels), ("rows", rows)) if value is not None)]
     if asked and not sensitivity:
         raise InputError(f"--{asked[0].replace('_', '-')} goes with --sensitivity.")

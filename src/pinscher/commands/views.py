@@ -131,9 +131,10 @@ def _closing(
     kept = ""
     if before is not None and before[done.main]:
         kept = f"The pruned model keeps {done.score / before[done.main]:.1%} of the dense {done.main}. "
+    model = RunFolder(done.folder).model
     small = f"make it small with: pinscher export {done.folder}."
     if stored is not None:
-        ratio = _bytes(RunFolder(done.folder).model) / _bytes(stored.folder)
+        ratio = _bytes(model) / _bytes(stored.folder)
         small = (
             f"{stored.folder} is the same model in INT8, {ratio:.1f} times smaller: after `import pinscher`, "
             "from_pretrained loads it."
@@ -144,7 +145,7 @@ def _closing(
             f'pinscher.load("{stored.folder}") runs it, {gain:.1f} times as fast as PyTorch, which multiplies by zeros.'
         )
     return (
-        f"\n{used}{kept}It is in {done.folder / 'model'}, an ordinary model folder; {small} {speed} "
+        f"\n{used}{kept}It is in {model}, an ordinary model folder; {small} {speed} "
         f"{duration(done.seconds)}, {done.steps:,} steps."
     )
 

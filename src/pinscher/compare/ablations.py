@@ -6,7 +6,7 @@ from typing import Any
 
 from pinscher.errors import InputError
 from pinscher.prune.teacher import OBJECTIVES
-from pinscher.registry import did_you_mean
+from pinscher.registry import unknown
 
 
 def _options(name: str, *values: str) -> dict[str, dict[str, Any]]:
@@ -35,7 +35,6 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
 def variants(axis: str) -> dict[str, dict[str, Any]]:
     """The methods of an ablation as a comparison takes them: label -> settings."""
     if axis not in ABLATIONS:
-        meant = did_you_mean(axis, ABLATIONS)
-        raise InputError(f"unknown ablation {axis!r}.{meant} Known: {', '.join(ABLATIONS)}.")
+        raise InputError(unknown("ablation", axis, ABLATIONS) + ".")
     prefix = "pins-" if axis == "objective" else f"pins-{axis}-"
     return {f"{prefix}{name}": {"method": "pins", **told} for name, told in ABLATIONS[axis].items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pinscher.errors import InputError
-from pinscher.registry import did_you_mean
+from pinscher.registry import unknown
 from pinscher.train.recipes import CELLS
 
 FILE = Path(__file__).with_name("paper_results.json")
@@ -53,8 +53,7 @@ def check(name: str | None) -> None:
     """Rejects a model that the paper does not have."""
     known = [*models(), NONE]
     if name is not None and name not in known:
-        meant = did_you_mean(name, known)
-        raise InputError(f"unknown model of the paper {name!r}.{meant} Known: {', '.join(known)}.")
+        raise InputError(unknown("model of the paper", name, known) + ".")
 
 
 def nearest(model: str, wanted: str | None = None) -> list[list[str]]:

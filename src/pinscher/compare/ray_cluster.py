@@ -108,7 +108,7 @@ def connected(address: str, output: Path, jobs: int = 1, cpus_per_run: int | Non
         cpus_per_run: CPUs, and threads, of a run.
 
     Raises:
-        InputError: if Ray is not installed, there is no such cluster, or no node has so many CPUs.
+        InputError: if Ray is not installed, there is no such cluster, or no node has enough CPUs.
     """
     try:
         import ray

@@ -87,7 +87,7 @@ class Session:
         if best is None:
             self.failed[trial.name] = f"its teacher {teacher.name} is not there"
             return None
-        model = best.config.folder / "model"
+        model = RunFolder(best.config.folder).model
         if not model.is_dir():
             again = f"remove {best.config.folder} and start again: it is then made anew"
             self.failed[trial.name] = f"its teacher {teacher.name} has no model any more; {again}"

@@ -17,6 +17,7 @@ from pinscher.errors import InputError
 from pinscher.inspect import patterns
 from pinscher.inspect.sources import Checkpoint
 from pinscher.models.names import Place, head_axis, head_size, short_blocks
+from pinscher.models.rank import rank as numerical_rank
 
 Sizes = Callable[[Tensor], dict[str, int]]
 
@@ -173,19 +174,10 @@ def _matrix(place: Place, tensor: Tensor, layer: str, head: int, sizes: Sizes, r
         shape=(weight.shape[0], weight.shape[1]),
         zeros=weight.numel() - int(alive.sum()),
         pattern=pattern,
-        rank=numerical_rank(weight, alive) if rank and is_finite else None,
+        rank=numerical_rank(weight.numpy()) if rank and is_finite else None,
         sizes=sizes(weight.contiguous()) if is_finite else {},
         is_finite=is_finite,
     )
-
-
-def numerical_rank(weight: Tensor, alive: Tensor) -> int:
-    """The number of singular values above rounding error, by numpy's rule; dead rows and columns add none."""
-    core = weight[alive.any(1)][:, alive.any(0)]
-    if not core.numel():
-        return 0
-    values = torch.linalg.svdvals(core)
-    return int((values > values[0] * max(weight.shape) * torch.finfo(core.dtype).eps).sum())
 
 
 # ------------------------------------------------------------ in words

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pinscher.errors import InputError
 from pinscher.inspect.sources import Checkpoint, settings_beside
+from pinscher.registry import unknown
 
 METHODS = ("topK", "threshold", "sigmoied_threshold", "magnitude", "l0")
 SCORES = re.compile(r"^(.+?)\.(?:mask_module\.context_modules\.(\d+)\.)?mask_scores$")
@@ -46,7 +47,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
-            raise InputError(f"unknown mask method {self.method!r}: there are {', '.join(METHODS)}.")
+            raise InputError(unknown("mask method", self.method, METHODS) + ".")
 
 
 UNKNOWN = Rule()  # enough where no scores are stored

@@ -157,7 +157,7 @@ def _log_chance(alive: Mask, most: int, size: int) -> float:
     rows, columns = alive.mean(1), alive.mean(0).reshape(-1, size)
     row, column = np.divmod(some, len(columns))
     chances = np.minimum(rows[row, None] * columns[column] / alive.mean(), 1.0)
-    counts = np.zeros((size + 1, len(some)))  # how likely a group is to have so many
+    counts = np.zeros((size + 1, len(some)))  # the probability of each count in a group
     counts[0] = 1
     for place in range(size):
         counts[1:] += (counts[:-1] - counts[1:]) * chances[:, place]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pinscher.errors import InputError
+from pinscher.registry import Registry
 
 # What transformers calls an activation, and what the kernels call it.
 ACTIVATIONS = {
@@ -102,84 +103,83 @@ BERT = Family(
     onnx_fusion="bert",
 )
 ROBERTA = replace(BERT, counts_from_padding=True, tokenizer_gives_types=False, pooling="head")
-FAMILIES: dict[str, Family] = {
-    "bert": BERT,
-    "camembert": ROBERTA,
-    "distilbert": Family(
-        layers="transformer.layer",
-        attention="attention",
-        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        out="attention.out_lin",
-        up="ffn.lin1",
-        down="ffn.lin2",
-        attention_norm="sa_layer_norm",
-        mlp_norm="output_layer_norm",
-        inner="hidden_dim",
-        heads="n_heads",
-        activation="activation",
-        embeddings=BERT.embeddings[:2],
-        embeddings_norm="embeddings.LayerNorm",
-        pooling="first",
-        result="BaseModelOutput",
-    ),
-    "electra": replace(
-        BERT,
-        projection="embeddings_project",
-        pooling="head",
-        result="BaseModelOutputWithPastAndCrossAttentions",
-    ),
-    "gpt2": Family(
-        layers="h",
-        attention="attn",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        up="mlp.c_fc",
-        down="mlp.c_proj",
-        attention_norm="ln_1",
-        mlp_norm="ln_2",
-        norms="pre",
-        inner="n_inner",
-        heads="n_head",
-        activation="activation_function",
-        embeddings=("wte", "wpe"),
-        causal=True,
-        pooling="last",
-        result="BaseModelOutputWithPastAndCrossAttentions",
-    ),
-    "llama": Family(
-        layers="layers",
-        attention="self_attn",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out="self_attn.o_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
-        gate="mlp.gate_proj",
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        norms="pre",
-        embeddings=("embed_tokens",),
-        causal=True,
-        pooling="last",
-        result="BaseModelOutputWithPast",
-    ),
-    "mpnet": replace(
-        BERT,
-        attention="attention.attn",
-        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-        out="attention.attn.o",
-        attention_norm="attention.LayerNorm",
-        embeddings=BERT.embeddings[:2],
-        relative_bias="encoder.relative_attention_bias",
-        counts_from_padding=True,
-        padding=1,
-        tokenizer_gives_types=False,
-        pooling="head",
-        result="BaseModelOutputWithPooling",
-        onnx_fusion="",
-    ),
-    "roberta": ROBERTA,
-    "xlm-roberta": ROBERTA,
-}
+FAMILIES: Registry[Family] = Registry("model family")
+FAMILIES["bert"] = BERT
+FAMILIES["camembert"] = ROBERTA
+FAMILIES["distilbert"] = Family(
+    layers="transformer.layer",
+    attention="attention",
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    out="attention.out_lin",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    attention_norm="sa_layer_norm",
+    mlp_norm="output_layer_norm",
+    inner="hidden_dim",
+    heads="n_heads",
+    activation="activation",
+    embeddings=BERT.embeddings[:2],
+    embeddings_norm="embeddings.LayerNorm",
+    pooling="first",
+    result="BaseModelOutput",
+)
+FAMILIES["electra"] = replace(
+    BERT,
+    projection="embeddings_project",
+    pooling="head",
+    result="BaseModelOutputWithPastAndCrossAttentions",
+)
+FAMILIES["gpt2"] = Family(
+    layers="h",
+    attention="attn",
+    qkv=("attn.c_attn",),
+    out="attn.c_proj",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    norms="pre",
+    inner="n_inner",
+    heads="n_head",
+    activation="activation_function",
+    embeddings=("wte", "wpe"),
+    causal=True,
+    pooling="last",
+    result="BaseModelOutputWithPastAndCrossAttentions",
+)
+FAMILIES["llama"] = Family(
+    layers="layers",
+    attention="self_attn",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    gate="mlp.gate_proj",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    norms="pre",
+    embeddings=("embed_tokens",),
+    causal=True,
+    pooling="last",
+    result="BaseModelOutputWithPast",
+)
+FAMILIES["mpnet"] = replace(
+    BERT,
+    attention="attention.attn",
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    embeddings=BERT.embeddings[:2],
+    relative_bias="encoder.relative_attention_bias",
+    counts_from_padding=True,
+    padding=1,
+    tokenizer_gives_types=False,
+    pooling="head",
+    result="BaseModelOutputWithPooling",
+    onnx_fusion="",
+)
+FAMILIES["roberta"] = ROBERTA
+FAMILIES["xlm-roberta"] = ROBERTA
 
 
 def type_of(config: Any) -> str:

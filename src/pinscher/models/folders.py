@@ -25,7 +25,7 @@ WIDTHS = (
     *("vocab_size", "hidden_size", "intermediate_size", "embedding_size", "d_model", "d_ff", "d_kv"),
     *("n_embd", "n_inner", "dim", "hidden_dim"),
 )
-FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # so many are never too many
+FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # up to these, a count is never too large
 A_BYTE = 1024  # weights that a byte of a small file may stand for
 MOST_LAYERS = 1000  # where it is not known which file belongs to a config
 
@@ -70,7 +70,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_counts(settings: dict[str, Any], path: Path, tensors: int, size: int) -> None:
-    """Refuses sizes that so many tensors and bytes cannot hold; 0 tensors stand for a number that is not known."""
+    """Refuses sizes that do not fit into `tensors` tensors and `size` bytes; 0 tensors: their number is unknown."""
     if not tensors:
         return
     most = dict.fromkeys(WIDTHS, FREE_WIDTH + A_BYTE * size) | dict.fromkeys(LAYERS, max(FREE_LAYERS, tensors))

@@ -26,7 +26,7 @@ _OUTSIDE = re.compile(
     r"(^|[._])(embed\w*|\w*embeddings?|wte|wpe|tok\w*_emb\w*|pos\w*_emb\w*|shared|lm_head|classifier|score|pooler|cls"
     r"|qa_outputs|head|norm|LayerNorm|ln_\w+|relative_attention_bias)([._]|$)"
 )
-_LOPSIDED = 8  # a matrix with one side so many times the other is a vocabulary or a head
+_LOPSIDED = 8  # a matrix with one side at least this many times the other is a vocabulary or a head
 _NUMBERED = re.compile(r"^(.*?\.?\d+)\.(.+)$")
 _INPUTS_FIRST = re.compile(r"(^|\.)(c_attn|c_fc|c_proj|q_attn)$")  # GPT-2's Conv1D
 _HEADS_AS_ROWS = re.compile(r"(^|[._])(query|key|value|[qkv](_proj|_lin)?|c_attn|query_key_value|[qkv]_attn)$")

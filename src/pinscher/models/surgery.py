@@ -6,9 +6,14 @@ of another class, under another name; an attribute `forward` of its own would ho
 neither is freed until the garbage collector comes by, and users and libraries set that attribute themselves. So the
 module becomes an instance of a subclass that goes by its parent's name. torch's parametrizations and FSDP2 do the same.
 
-Three users: runtime/sparse.py mixes native layers into a copy of an encoder, and lets a copy of a classifier tell its
+Its users: runtime/sparse.py mixes native layers into a copy of an encoder, and lets a copy of a classifier tell its
 encoder that first tokens will do; prune/snapshot.py lets a matrix be expanded while a teacher reads it, and takes the
 class back.
+
+Two other devices change what code of others does, and each stands beside the only code that it serves. The context
+variable ONLY_FIRST (runtime/encoder.py) tells a base model what its caller reads: it belongs to one call, not to a
+module, so no other class could carry it. The import hook (store/registration.py) registers the small file when
+transformers is imported: it must be in place after `import pinscher`, before there is any module, and needs no torch.
 """
 
 from __future__ import annotations

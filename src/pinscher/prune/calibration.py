@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from torch import nn
 
 from pinscher.prune.criteria import CRITERIA, Criterion
 
@@ -31,10 +29,3 @@ def missing(criterion: Criterion) -> ValueError:
         f"{name} needs calibration data: give batches of model inputs, Pruner(model, config, calibration=batches) or "
         f"prune_once(model, {name!r}, batches=batches)."
     )
-
-
-def run(model: nn.Module, batch: Any) -> Any:
-    """Calls the model with a batch: a mapping by names, a tuple or list in order, anything else as the one input."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

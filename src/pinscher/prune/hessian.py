@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# What stays of a matrix: so many weights, N of every M neighbours of a row, or those where a mask [out, in] is True.
+# What stays of a matrix: a number of weights, N of each M neighbours of a row, or those where a mask [out, in] is True.
 Keep = int | tuple[int, int] | Tensor
 
 

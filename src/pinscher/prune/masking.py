@@ -30,7 +30,7 @@ PART = 12 << 15  # scores looked at together: 1.5 MB of fp32, so that every temp
 GROUP = 32  # neighbours folded into one minimum when looking for the few scores inside the bracket
 SAMPLE = 1 << 18  # scores sampled to place the bracket
 SIGMAS = 3.0  # half-width of the bracket; a miss costs a slower second pass, a wider one costs every call
-COLLECT = 1 << 23  # at most so many scores are collected (32 MB)
+COLLECT = 1 << 23  # maximum number of scores that are collected (32 MB)
 DIGIT = 16  # bits that one radix step decides
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune.calibration import Batches, listed, run
+from pinscher.models.inputs import evaluating, run
+from pinscher.prune.calibration import Batches, listed
 from pinscher.prune.config import PruningConfig
 from pinscher.prune.criteria import CRITERIA
 from pinscher.prune.patterns import UNSTRUCTURED
 from pinscher.prune.pruner import Pruner
 from pinscher.prune.sharding import is_sharded
-from pinscher.prune.sites import Patterns, evaluating
+from pinscher.prune.sites import Patterns
 
 
 def prunes_once(method: str) -> bool:

@@ -77,7 +77,7 @@ class Pattern:
         return density
 
     def fits(self, site: Site, rows: int) -> bool:
-        """Whether no unit is cut, and units keep their order, if the stored matrix is cut after every so many rows."""
+        """Whether cutting the stored matrix after every `rows` rows cuts no unit and keeps the units in order."""
         return False
 
     def sums(self, site: Site, values: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class NofM(Pattern):
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """Blocks of so many outputs by so many inputs; None is all of them."""
+    """Blocks of `rows` outputs by `columns` inputs; None is all of them."""
 
     rows: int | None
     columns: int | None

@@ -25,7 +25,7 @@ class Schedule:
         total: optimiser steps of the whole run (T).
         warmup: steps before pruning starts (t_i).
         cooldown: steps at the end with the final density (t_f).
-        interval: re-rank the weights every so many steps (the paper's window of 10).
+        interval: steps between two rankings of the weights (the paper's window of 10).
         final: density at the end (r_f).
         initial: density at the start (r_i).
         jump: density right after the warm-up, from which the schedule goes on; 1 is no jump.

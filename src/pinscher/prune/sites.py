@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pinscher.models.blocks import Matrix, is_adapted, owner_of, untied, uses
+from pinscher.models.inputs import evaluating
 from pinscher.prune import sharding
 from pinscher.prune.sharding import local
 
@@ -20,7 +20,7 @@ Patterns = str | Iterable[str] | None
 
 
 class Moving(Protocol):
-    """What stands above a frozen weight: its value with all that trains, and the gradient of that."""
+    """The effective weight: frozen base plus trainable adapter; and its gradient."""
 
     pull: Tensor | None
 
@@ -44,7 +44,7 @@ class Site:
     transposed: bool = False  # [in, out] instead of [out, in]
     shared_with: list[nn.Module] = field(default_factory=list)  # further modules that use the same parameter
     adapter: nn.Module | None = None  # the low-rank adapter around it, if there is one
-    moving: Moving | None = None  # what makes it move while it is frozen itself
+    moving: Moving | None = None  # the effective weight, where the parameter itself is frozen
     lr: float = 0.0  # learning rate of its parameter group at this step
     grad_scale: float = 1.0  # what its gradient is still multiplied by (GradScaler with a fused optimiser)
     state: dict[str, Tensor] = field(default_factory=dict)  # the criterion's own
@@ -107,19 +107,6 @@ class Site:
     @property
     def numel(self) -> int:
         return self.owner.numel()
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while, and each back into its own."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_modules: Patterns = None) -> list[Site]:

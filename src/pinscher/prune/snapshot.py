@@ -23,10 +23,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from pinscher.models.blocks import is_matrix
+from pinscher.models.inputs import evaluating
 from pinscher.models.surgery import become_, subclass
 from pinscher.prune.gates import Gate, gate_above
 from pinscher.prune.sharding import is_managed, is_sharded, like, local, reshard
-from pinscher.prune.sites import evaluating
 
 HARDLY_SPARSE = 0.75  # above this density a matrix is kept plain: packing would save little and cost time
 

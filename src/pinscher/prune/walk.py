@@ -12,25 +12,22 @@ the model as it is, which leaves the scores of every weight, and after the ranki
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pinscher.prune.calibration import Batches, listed, run
+from pinscher.models.inputs import evaluating, gather, run, watching
+from pinscher.prune.calibration import Batches, listed
 from pinscher.prune.hessian import Keep, shares
 from pinscher.prune.patterns import Layout
 from pinscher.prune.ranking import Ranking
-from pinscher.prune.sites import Site, evaluating
+from pinscher.prune.sites import Site
 
 if TYPE_CHECKING:
     from pinscher.prune.calibrated import Calibrated
-
-
-class _EnoughError(Exception):
-    """Ends a forward pass: the block's inputs are known."""
 
 
 @torch.no_grad()
@@ -175,10 +172,10 @@ def _calls(model: nn.Module, sites: Sequence[Site], batch: Any) -> dict[str, int
     """How often each site's matrix is used in a forward pass: a shared one more than once."""
     counts = dict.fromkeys((site.name for site in sites), 0)
 
-    def count(site: Site, inputs: Tensor) -> None:
-        counts[site.name] += 1
+    def count(name: str, inputs: Tensor) -> None:
+        counts[name] += 1
 
-    with _watching(sites, count):
+    with watching(_modules(sites), count):
         run(model, batch)
     unused = [name for name, number in counts.items() if number == 0]
     if unused:
@@ -194,40 +191,14 @@ def _gathered(
 ) -> dict[str, Tensor]:
     """The statistics of one block's inputs over all batches."""
     found = {s.name: criterion.empty(_matrix(s, s.owner).shape[1], s.owner) for s in group}
-    for batch in data:
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        left = calls
 
-        def add(site: Site, inputs: Tensor, mask: Any = mask) -> None:
-            nonlocal left
-            if isinstance(mask, Tensor) and inputs.dim() > 2 and inputs.shape[:2] == mask.shape:
-                inputs = inputs[mask.bool()]
-            criterion.add_(found[site.name], inputs.reshape(-1, inputs.shape[-1]))
-            left -= 1
-            if left == 0:
-                raise _EnoughError
+    def add(name: str, rows: Tensor) -> None:
+        criterion.add_(found[name], rows)
 
-        with _watching(group, add), contextlib.suppress(_EnoughError):
-            run(model, batch)
+    gather(model, data, _modules(group), add, calls)
     return found
 
 
-class _watching:  # noqa: N801  (reads as a statement: with _watching(...))
-    """While it is open, every use of a site's module shows its input to `look`."""
-
-    def __init__(self, sites: Sequence[Site], look: Callable[[Site, Tensor], None]) -> None:
-        self.sites, self.look = sites, look
-        self.hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        for site in self.sites:
-            for module in [site.module, *site.shared_with] if site.parameter == "weight" else ():
-
-                def show(module: nn.Module, args: Any, kwargs: Any, site: Site = site) -> None:
-                    self.look(site, args[0] if args else next(iter(kwargs.values())))
-
-                self.hooks.append(module.register_forward_pre_hook(show, with_kwargs=True))
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+def _modules(sites: Sequence[Site]) -> dict[str, list[nn.Module]]:
+    """Which modules use each site's matrix; none where a call of the module does not show the matrix's input."""
+    return {site.name: [site.module, *site.shared_with] if site.parameter == "weight" else [] for site in sites}

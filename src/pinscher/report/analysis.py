@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pinscher.models.rank import rank
+
 Array = NDArray[Any]
 POINTS = 1000  # of a curve: more than a screen shows
 BINS = 120  # of the values' histogram
@@ -18,27 +20,6 @@ OUTER = 0.999  # the share of each matrix's values that the histogram spans
 
 
 # ------------------------------------------------------------ one matrix
-
-
-def rank(weight: Array) -> int:
-    """The numerical rank, by numpy's rule for float32: singular values above σ_max · max(shape) · ε.
-
-    Dead rows and columns are left out first. The squares of the singular values are then the eigenvalues of the smaller
-    Gram matrix, in float64: they are exact to about 1e-8 σ_max, far below the rule's 1e-4, and several times as fast.
-    """
-    limit = max(weight.shape) * float(np.finfo(np.float32).eps)
-    alive = weight != 0
-    core = weight[alive.any(1)][:, alive.any(0)].astype(np.float64)
-    if core.size == 0:
-        return 0
-    core = core if core.shape[0] <= core.shape[1] else core.T
-    squares = np.linalg.eigvalsh(core @ core.T)
-    return int((squares > squares[-1] * limit**2).sum())
-
-
-def rank_reference(weight: Array) -> int:
-    """The slow, obvious way: numpy's own, by singular values."""
-    return int(np.linalg.matrix_rank(weight.astype(np.float32)))
 
 
 def gini(shares: Array) -> float:

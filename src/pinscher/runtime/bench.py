@@ -20,6 +20,7 @@ import numpy as np
 
 from pinscher.errors import InputError
 from pinscher.models.families import family_of
+from pinscher.registry import unknown
 from pinscher.runtime import engines
 from pinscher.runtime.engines import Arrays, Worker
 from pinscher.store import onnx, saving
@@ -35,7 +36,7 @@ def available(wanted: list[str] | None = None) -> list[str]:
     """The engines that can run here; asked for by name, one that cannot is an error."""
     for name in wanted or []:
         if name not in engines.BUILD:
-            raise InputError(f"unknown engine {name!r}: there are {', '.join(engines.BUILD)}.")
+            raise InputError(unknown("engine", name, engines.BUILD) + ".")
         if missing := _missing(name):
             raise InputError(f"the engine {name} needs {missing[0]}. Install it with: pip install {' '.join(missing)}")
     if wanted:
@@ -167,7 +168,7 @@ def inputs_of(model: Any, batch: int, length: int) -> Arrays:
 
 
 def measure(ready: dict[str, Worker], inputs: Arrays, seconds: float) -> dict[str, dict[str, Any]]:
-    """Latency and throughput of each engine on one batch, taking turns for about so many seconds.
+    """Latency and throughput of each engine on one batch; they take turns, for about `seconds` in all.
 
     A turn is a slice of time, the same for fast and slow engines: calls that warm up, then calls that count. Before it
     there is a pause, in which the threads of the engine before it fall asleep: some wait awake for a while and would
@@ -201,7 +202,7 @@ def times_as_fast(fast: dict[str, Any], slow: dict[str, Any]) -> float:
 
 
 def _calls(worker: Worker, inputs: Arrays, seconds: float, least: int) -> list[float]:
-    """What each call took, for so many seconds or, if that takes longer, so many calls."""
+    """The seconds of each call, for at least `seconds` and at least `least` calls."""
     took: list[float] = []
     while len(took) < least or sum(took) < seconds:
         took.append(worker.run(inputs)[0])

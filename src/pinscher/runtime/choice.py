@@ -54,11 +54,13 @@ def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]
         with torch.no_grad():
             hidden = embedded(base, sample, None, None, None).float()
         shape = (1, sample.shape[1])
-        mend_(packed, [weights for _, weights in flat], lambda mixed: made_of(mixed)(hidden, [], shape, None, False)[0])
+        correct_(
+            packed, [weights for _, weights in flat], lambda mixed: made_of(mixed)(hidden, [], shape, None, False)[0]
+        )
     return made_of(packed)
 
 
-def mend_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Tensor]) -> None:
+def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Tensor]) -> None:
     """Replaces int8 matrices by fp32 ones until the hidden states of a sample are off by LIMIT at most.
 
     They are compared with int8 in all places and, if that is too far off, in one place at a time; the matrices that
@@ -89,7 +91,7 @@ def mend_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], 
             return
 
 
-def mend_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:
+def correct_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:
     """The same for a model whose matrices are SparseLinear modules: the whole of it is run."""
     sample = _sample(model.base_model)
     inputs = {"input_ids": sample}
@@ -104,7 +106,7 @@ def mend_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:
         return found.float()
 
     packed = [linear.matrix for linear in linears]
-    mend_(packed, weights, hidden)
+    correct_(packed, weights, hidden)
     for linear, matrix in zip(linears, packed, strict=True):
         linear.matrix = matrix
 

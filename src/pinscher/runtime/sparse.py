@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from pinscher import native
 from pinscher.errors import InputError
 from pinscher.models import surgery
-from pinscher.models.blocks import is_conv1d
+from pinscher.models.blocks import outputs_first
 from pinscher.models.families import Family, max_positions, native_family
 from pinscher.models.sizes import has_all_heads
+from pinscher.registry import unknown
 from pinscher.runtime import choice, guards, kernels
 from pinscher.runtime.encoder import FastEncoder, asks_for_first, is_classifier
 from pinscher.runtime.kernels import Weights
@@ -76,7 +77,7 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         InputError: for an unknown mode, or a model without matrices in blocks.
     """
     if mode not in choice.MODES:
-        raise InputError(f"unknown mode {mode!r}: there are {', '.join(choice.MODES)}.")
+        raise InputError(unknown("mode", mode, choice.MODES) + ".")
     if not isinstance(model, nn.Module):
         raise InputError(f"{type(model).__name__} is no model: load one with transformers, or see pinscher.load.")
     count = kernels.threads_of(threads)
@@ -100,8 +101,7 @@ def _twin(model: Any) -> Any:
 
 def weights_of(model: Any, name: str) -> Weights:
     """The matrix of a module, outputs first."""
-    module = model.get_submodule(name)
-    return Weights(dense=module.weight.T if is_conv1d(module) else module.weight)
+    return Weights(dense=outputs_first(model.get_submodule(name)))
 
 
 def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
@@ -121,7 +121,8 @@ def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
 
 def _fitting(model: Any, source: Source) -> Source:
     """The same matrices; one that does not fit into the model is refused when it is read, not when it is used."""
-    shapes = {m.path: _shape_of(model, m.path) for m in matrices(model).values() if m.role == "matrix"}
+    known = [m for m in matrices(model).values() if m.role == "matrix"]
+    shapes = {matrix.path: outputs_first(matrix.module).shape for matrix in known}
 
     def fitting(name: str) -> Weights:
         found = source(name)
@@ -131,12 +132,6 @@ def _fitting(model: Any, source: Source) -> Source:
         return found
 
     return fitting
-
-
-def _shape_of(model: Any, name: str) -> tuple[int, int]:
-    module = model.get_submodule(name)
-    rows, columns = module.weight.shape
-    return (columns, rows) if is_conv1d(module) else (rows, columns)
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> None:
@@ -185,7 +180,7 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         linears.append(SparseLinear(matrix, model.get_submodule(name).bias, threads))
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode == "auto":
-        choice.mend_linears_(model, linears, [weights for _, weights in some])
+        choice.correct_linears_(model, linears, [weights for _, weights in some])
     model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from pinscher.models.names import Place, short_blocks
+
 PICTURE = "density.png"
 
 
@@ -17,7 +19,7 @@ def write(
     size: int,
     facts: Mapping[str, Any],
     settings: Mapping[str, Any],
-    densities: dict[str, float],
+    densities: Mapping[Place, float],
 ) -> None:
     """Writes README.md and the picture into the folder."""
     if densities:
@@ -26,7 +28,7 @@ def write(
 
 
 def text(
-    model: Any, size: int, facts: Mapping[str, Any], settings: Mapping[str, Any], densities: dict[str, float]
+    model: Any, size: int, facts: Mapping[str, Any], settings: Mapping[str, Any], densities: Mapping[Place, float]
 ) -> str:
     """The card as Markdown.
 
@@ -91,7 +93,7 @@ def _title(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _table(
-    size: int, dense: int, facts: Mapping[str, Any], settings: Mapping[str, Any], densities: dict[str, float]
+    size: int, dense: int, facts: Mapping[str, Any], settings: Mapping[str, Any], densities: Mapping[Place, float]
 ) -> list[str]:
     rows = [("size on disk", f"{dense / 1e6:.1f} MB", f"{size / 1e6:.1f} MB ({dense / size:.1f}× smaller)")]
     if "sparsity" in facts:
@@ -110,11 +112,11 @@ def _table(
     return ["| | dense | this model |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows)]
 
 
-def draw(densities: dict[str, float], path: Path) -> None:
+def draw(densities: Mapping[Place, float], path: Path) -> None:
     """A picture with a row for each block and a column for each kind of matrix, darker where more was kept."""
     from matplotlib.figure import Figure
 
-    blocks, kinds, table = _grid(densities)
+    blocks, kinds, table = grid(densities)
     figure = Figure(figsize=(1.6 + 1.15 * len(kinds), 1.4 + 0.34 * len(blocks)), layout="constrained", dpi=110)
     axes = figure.subplots()
     picture = axes.imshow(table, cmap="Blues", vmin=0, vmax=max(0.01, max(densities.values())), aspect="auto")
@@ -132,12 +134,9 @@ def draw(densities: dict[str, float], path: Path) -> None:
     figure.savefig(path)
 
 
-def _grid(densities: dict[str, float]) -> tuple[list[str], list[str], list[list[float]]]:
+def grid(densities: Mapping[Place, float]) -> tuple[list[str], list[str], list[list[float]]]:
     """Blocks, kinds and the densities between them; NaN where a block has no such matrix."""
-    cells: dict[tuple[str, str], float] = {}
-    for name, value in densities.items():
-        parts = name.removesuffix(".weight").split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-        cells[parts[number], ".".join(parts[number + 1 :]) or parts[-1]] = value
-    blocks, kinds = list(dict.fromkeys(b for b, _ in cells)), list(dict.fromkeys(k for _, k in cells))
-    return blocks, kinds, [[cells.get((b, k), float("nan")) for k in kinds] for b in blocks]
+    blocks = list(dict.fromkeys(place.block for place in densities))
+    kinds = list(dict.fromkeys(place.kind for place in densities))
+    cells = {(place.block, place.kind): density for place, density in densities.items()}
+    return short_blocks(blocks), kinds, [[cells.get((b, k), float("nan")) for k in kinds] for b in blocks]

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinscher.errors import InputError
-from pinscher.registry import did_you_mean
+from pinscher.registry import Registry, unknown
 from pinscher.store import entropy
 from pinscher.store.streams import DamagedError, Reader, varint
 
 Array = NDArray[Any]
 U16, U32 = np.dtype("<u2"), np.dtype("<u4")
-ESCAPE = 255  # delta: so many zeros more, and no value
+ESCAPE = 255  # delta: this many more zeros, and no value
 
 
 class Codec(Protocol):
@@ -128,13 +128,12 @@ class Entropy:
         return entropy.decode(reader, rows, columns, dtype)
 
 
-CODECS: dict[str, Codec] = {
-    "dense": Dense(),
-    "csr": Csr(),
-    "delta": Delta(),
-    "bitmask": Bitmask(),
-    "entropy": Entropy(),
-}
+CODECS: Registry[Codec] = Registry("codec")
+CODECS["dense"] = Dense()
+CODECS["csr"] = Csr()
+CODECS["delta"] = Delta()
+CODECS["bitmask"] = Bitmask()
+CODECS["entropy"] = Entropy()
 BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 assert len(BY_NUMBER) == len(CODECS)
 
@@ -142,8 +141,7 @@ assert len(BY_NUMBER) == len(CODECS)
 def codec(name: str) -> Codec:
     """The codec of that name."""
     if name not in CODECS:
-        meant = did_you_mean(name, CODECS) or f" There are {', '.join(CODECS)}."
-        raise InputError(f"unknown codec {name!r}.{meant}")
+        raise InputError(unknown("codec", name, CODECS) + ".")
     return CODECS[name]
 
 

@@ -150,7 +150,7 @@ class Stored:
             raise
 
     def _check_room(self) -> None:
-        """Refuses matrices that are together larger than so many bytes can justify."""
+        """Refuses matrices that are together larger than the bytes of the file can justify."""
         raws = [self.raw(name) for name in self._home]
         self.size = size_of(raws)
         wanted = sum(payload.declared(payload.view(raw)) for raw in raws if is_packed(raw))

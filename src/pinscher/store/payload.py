@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pinscher.errors import InputError
+from pinscher.registry import unknown
 from pinscher.store import entropy
 from pinscher.store.codecs import BY_NUMBER, CODECS, codec, smallest
 from pinscher.store.quantize import LARGEST, Quantized, dequantize, quantize
@@ -115,7 +116,7 @@ def sizes(weight: Tensor, values: str = "int8") -> dict[str, int]:
 
 def _kept(values: str) -> torch.dtype:
     if values not in KEPT:
-        raise InputError(f"unknown values {values!r}: there are {', '.join(VALUES)}.")
+        raise InputError(unknown("values", values, VALUES) + ".")
     return KEPT[values]
 
 
@@ -151,7 +152,7 @@ def declared(data: memoryview) -> int:
 
 
 def padded(data: memoryview, count: int) -> bytes:
-    """The same payload with so many zero bytes more at its end."""
+    """The same payload with `count` more zero bytes at its end."""
     *fields, _ = HEADER.unpack_from(data)
     body = bytes(data[HEADER.size :]) + bytes(count)
     return _sealed(fields, body)

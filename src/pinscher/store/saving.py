@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pinscher import files
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
 from pinscher.models import blocks
 from pinscher.models.blocks import Matrix
+from pinscher.models.names import Place
 from pinscher.models.sizes import uneven
+from pinscher.registry import unknown
 from pinscher.store import card, file, payload
 from pinscher.store.calibration import importances
 from pinscher.store.codecs import CODECS
@@ -141,11 +143,11 @@ def untied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items() if name in names}
 
 
-def densities(model: nn.Module) -> dict[str, float]:
+def densities(model: nn.Module) -> dict[Place, float]:
     """The fraction of weights that are not zero, for each matrix of the blocks."""
     state = model.state_dict()
     return {
-        name: float((state[name] != 0).float().mean())
+        matrix.place: float((state[name] != 0).float().mean())
         for name, matrix in matrices(model).items()
         if matrix.role == "matrix" and state[name].numel()
     }
@@ -167,7 +169,7 @@ def push(folder: Path, repository: str) -> str:
         name = api.create_repo(repository, exist_ok=True).repo_id
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Store the pruned model small"))
     except Exception as error:  # no network, no login, no right to: the hub's client has many names for them
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise InputError(
             f"could not push to {repository}: {reason}. The folder {folder} is complete: log in with `hf auth login` "
             "or check the network, and push it again."
@@ -207,7 +209,7 @@ def check_values(*names: str) -> None:
     """Refuses what values cannot be stored as."""
     for how in names:
         if how not in (KEEP, *payload.VALUES):
-            raise InputError(f"unknown values {how!r}: there are {', '.join((*payload.VALUES, KEEP))}.")
+            raise InputError(unknown("values", how, (*payload.VALUES, KEEP)) + ".")
 
 
 def is_ours(folder: Path) -> bool:

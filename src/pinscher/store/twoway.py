@@ -40,7 +40,7 @@ def flat(rows: int, columns: int) -> Classes:
 
 
 def entropy(counts: Array, axis: int | None = None) -> Any:
-    """The bits of so many symbols of each kind under their own frequencies (all, or along an axis)."""
+    """The bits of symbols with these counts, coded by their own frequencies (all, or along an axis)."""
     counts = counts.astype(np.float64)
     total = counts.sum(axis=axis, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):

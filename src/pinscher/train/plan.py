@@ -176,12 +176,12 @@ def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
 
 
 def _sample(rows: Dataset, number: int) -> Any:
-    """So many rows, evenly spread."""
+    """At most `number` rows, evenly spread."""
     return rows[[i * len(rows) // number for i in range(number)]] if len(rows) > number else rows[:]
 
 
 def first(rows: Dataset | None, most: int | None) -> Any:
-    """The first rows, at most so many; all of them for None."""
+    """The first `most` rows; all of them for None."""
     return rows if rows is None or most is None or len(rows) <= most else rows.select(range(most))
 
 

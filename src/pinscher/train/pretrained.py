@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from pinscher.errors import InputError
-from pinscher.models.families import max_positions
+from pinscher.models.families import max_positions, type_of
 from pinscher.models.folders import class_of
 from pinscher.models.hub import load_weights, loading, locate, offline_if_unreachable
 from pinscher.prune import find_sites
@@ -191,8 +191,8 @@ def check_order(teacher: str, labels: Sequence[str]) -> None:
 def check_same_shape(start: str, model: str) -> None:
     """Refuses to start from a fine-tuned model of another architecture than the one that was asked for."""
     tuned, asked = load_config(start), load_config(model)
-    for name in ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size"):
-        before, now = getattr(asked, name, None), getattr(tuned, name, None)
+    for name in ("family", "hidden_size", "num_hidden_layers", "intermediate_size"):
+        before, now = (type_of(c) if name == "family" else getattr(c, name, None) for c in (asked, tuned))
         if before != now:
             raise InputError(
                 f"--dense-start would start from {start}, but its {name} is {now}, and that of {model} is {before}: "

@@ -48,7 +48,7 @@ def run(config: RunConfig, *, resume: bool = False, console: Console = QUIET) ->
         console: where progress is shown; nowhere by default.
 
     Raises:
-        InputError: for anything the user can mend, before anything is written.
+        InputError: for anything the user can correct, before anything is written.
     """
     folder = RunFolder(config.folder)
     with record.locked(folder):

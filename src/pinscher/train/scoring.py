@@ -18,9 +18,10 @@ from pinscher.runfolder import SCORES, RunFolder, check_writable
 from pinscher.settings import COUNT, number
 from pinscher.train import data, pretrained
 from pinscher.train import folder as runfolder
-from pinscher.train.config import DataConfig, RunConfig
+from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import evaluate
 from pinscher.train.plan import evaluating_device, first, fitted, splits_of, task_of
+from pinscher.train.subject import DataConfig
 from pinscher.train.tasks import Task
 
 BATCH_SIZE = 64
@@ -75,7 +76,7 @@ def exam(
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
             settings = {name: known[name] for name in INHERITED if known[name] not in (None, [])} | settings
-        model = stored or str(run / "model")
+        model = stored or str(RunFolder(run).model)
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
     config = RunConfig.from_dict({**settings, "model": model})
@@ -134,7 +135,7 @@ def score(
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
     loaded = pretrained.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
-    folder = Path(output) if output else (run / "eval" if run is not None else Path(f"eval-{config.task}"))
+    folder = Path(output) if output else (RunFolder(run).scored if run is not None else Path(f"eval-{config.task}"))
     written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(
         model,

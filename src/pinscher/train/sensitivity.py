@@ -21,6 +21,7 @@ from pinscher import settings as checks
 from pinscher.errors import InputError
 from pinscher.prune import Site, find_sites
 from pinscher.prune.masking import Scores, threshold, zero_
+from pinscher.runfolder import RunFolder
 from pinscher.train import data, pretrained, scoring
 from pinscher.train import folder as runfolder
 from pinscher.train.config import RunConfig
@@ -140,17 +141,16 @@ def _units(sites: Sequence[Site]) -> list[tuple[str, str, list[Site]]]:
 def _config(model: str, settings: dict[str, Any]) -> RunConfig:
     run = scoring.run_of(model)
     if run is not None:
-        known = runfolder.config_of(run)
+        known, model = runfolder.config_of(run), str(RunFolder(run).model)
         if settings.get("task", known.task) == known.task:
-            return dataclasses.replace(known, model=str(run / "model"), **settings)
-        model = str(run / "model")
+            return dataclasses.replace(known, model=model, **settings)
     if "task" not in settings:
         raise InputError("--sensitivity needs the task: --task NAME.")
     return RunConfig.from_dict({**settings, "model": model})
 
 
 def _rows(config: RunConfig, task: Task, most: int) -> tuple[Dataset, Dataset]:
-    """Training rows, and the validation rows of a run with these settings, at most so many."""
+    """Training rows, and the validation rows of a run with these settings, at most `most` of them."""
     source = data.Source(config.data, config.train_file, config.validation_file, config.test_file)
     fraction = config.validation_fraction
     splits = data.load(task, source, validation_fraction=fraction, rows=config.rows, seed=config.seed)

@@ -22,15 +22,16 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
+from pinscher import settings
 from pinscher.errors import InputError, first_line
 from pinscher.prune import Pruner, PruningConfig, Site, Teacher, TeacherConfig
 from pinscher.prune.averaging import WeightAverage
 from pinscher.runfolder import CHECKPOINT
 from pinscher.train import checkpoint, fsdp, randomness, rates, storage
 from pinscher.train.batches import EpochSampler, EpochTeller, calibration_batches, counted, kind_of
+from pinscher.train.config import RunConfig
 from pinscher.train.storage import Student, plain
 
-SELECTIONS = ("final", "best")
 TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # what the log calls them
 
 
@@ -47,7 +48,7 @@ def _calibration(loader: Any, pruner: Pruner | None, args: Any) -> list[Any]:
 
 
 def _scheduled(config: PruningConfig, steps: int, remedy: str) -> PruningConfig:
-    """The configuration for a run of so many steps."""
+    """The configuration for a run of `steps` steps."""
     if config.total_steps not in (None, steps):
         raise InputError(
             f"the schedule is made for {config.total_steps} steps but this run has {steps}: leave total_steps out of "
@@ -193,8 +194,7 @@ class PinsTrainer(Trainer):
                 'load_best_model_at_end would bring back an early, denser model. Use PinsTrainer(select="best"), which '
                 "picks among the models at the target sparsity."
             )
-        if select not in SELECTIONS:
-            raise InputError(f"select must be one of {', '.join(SELECTIONS)}, not {select!r}.")
+        settings.checked(RunConfig.__dataclass_fields__["select"], select)
         assert isinstance(self.model, nn.Module)
         self.student: nn.Module = self.model
         self.pruning, self.select, self.validate = pruning, select, validate

@@ -176,7 +176,7 @@ def test_a_token_that_stands_for_a_space_alone_is_no_part_of_the_context():
     assert all(end > start for start, end in filter(None, features[0]["offsets"]))
 
 
-def test_wrong_and_missing_starts_are_mended():
+def test_wrong_and_missing_starts_are_corrected():
     context = "Ada met Ada. Later Ada left."
     rows = rows_of(
         *[("Who?", context, "Ada")] * 4,

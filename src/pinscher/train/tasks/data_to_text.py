@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 from pinscher.errors import InputError
-from pinscher.prune.sites import evaluating
+from pinscher.models.inputs import evaluating
 from pinscher.train import metrics
 from pinscher.train.batches import IGNORED
 from pinscher.train.tasks.task import Task, add, write_lines
@@ -110,7 +110,7 @@ class Text(Task):
         style: what the source looks like and how answers are scored: plain, e2e or triples.
         beams: hypotheses that beam search keeps.
         length_penalty: above 0 favours long texts.
-        no_repeat_ngram: a text never says so many tokens twice; 0: it may.
+        no_repeat_ngram: no sequence of this many tokens occurs twice in a text; 0 allows all.
         max_new_tokens: tokens an answer may have.
         bleurt: folder of a BLEURT checkpoint; none: no BLEURT.
     """
