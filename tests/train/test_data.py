@@ -16,6 +16,7 @@ from pinscher.errors import InputError
 from pinscher.train import data, formats
 from pinscher.train.data import Source, load
 from pinscher.train.tasks import TASKS
+from pinscher.train.tasks.glue import GLUE
 from tiny_files import MRPC, QQP, SHIPPED, Tiny, as_parquet, numbers, put, sentence, table, tsv, write
 
 # ---------------------------------------------------------------- splits
@@ -135,7 +136,7 @@ def test_folders_as_benchmarks_ship_them(tmp_path):
     assert len(load(TASKS["dart"], Source(data=str(tmp_path / "dart"))).tests["test"]) == 3
 
 
-@pytest.mark.parametrize("name", sorted({key.split(",")[0].split()[0] for key in SHIPPED} & set(formats.GLUE)))
+@pytest.mark.parametrize("name", sorted({key.split(",")[0].split()[0] for key in SHIPPED} & set(GLUE)))
 def test_glue_folders_load_with_their_tasks(tmp_path, name):
     _, _, text, rows = SHIPPED[name]
     lines = text.split("\n")[:-1]

@@ -268,7 +268,7 @@ def test_every_section_holds_settings_of_a_run() -> None:
     assert inside < set(FIELDS)
     assert set(FIELDS) - inside == {
         *("model", "task", "output", "overwrite", "recipe", "target_size", "export", "baseline", "seed", "select"),
-        "dense_start",
+        *("budget", "dense_start", "dense_steps", "dense_learning_rate"),
     }
     assert {DataConfig, TrainingConfig, RunTeacher, RunPruning} == {
         kind for kinds in SECTIONS.values() for kind in kinds

@@ -256,7 +256,7 @@ def _listed(names: Sequence[str]) -> str:
 def _read(path: Path, task: Task, notes: list[str]) -> tuple[Dataset, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", formats.RowsSkipped)
-        rows = formats.read(path, task.name, task.reader)
+        rows = formats.read(path, task.reader)
     for warning in caught:
         if issubclass(warning.category, formats.RowsSkipped):
             notes.append(str(warning.message))

@@ -13,8 +13,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from xml.etree import ElementTree
 
 import torch
 from datasets import Dataset
@@ -24,9 +26,9 @@ from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 from pinscher.errors import InputError
 from pinscher.models.inputs import evaluating
-from pinscher.train import metrics
+from pinscher.train import formats, metrics
 from pinscher.train.batches import IGNORED
-from pinscher.train.tasks.task import Task, add, write_lines
+from pinscher.train.tasks.task import Reader, Task, add, write_lines
 
 SOURCE, REFERENCES = "source", "references"  # the columns of grouped rows
 VARIANTS = {"meaning_representation": "mr", "human_reference": "ref"}  # as E2E's own files have it
@@ -144,6 +146,11 @@ class Text(Task):
     def check(self, rows: Dataset, where: str) -> None:
         if not self._is_grouped(rows):
             super().check(rows, where)
+
+    def reader(self, suffix: str) -> Reader | None:
+        if suffix in (".json", ".jsonl"):
+            return partial(_dart_json, suffix=suffix)
+        return {".csv": _e2e_csv, ".xml": _dart_xml if self.name == "dart" else _webnlg}.get(suffix)
 
     def normalized(self, rows: Dataset) -> Dataset:
         """One row for each distinct source, linearised, with all its references, in the order they first appear.
@@ -288,6 +295,74 @@ def _marks(tokenizer: Any) -> tuple[list[int], int, int]:
 def _warn_of_cut(what: str, cut: list[bool]) -> None:
     if any(cut):
         warnings.warn(f"{sum(cut)} of {len(cut)} {what} do not fit max_length and lose their end", stacklevel=3)
+
+
+# ------------------------------------------------------------ files
+
+
+def _e2e_csv(text: str, where: str) -> formats.Columns:
+    columns = formats.PLAIN[".csv"](text, where)
+    if [name.lower() for name in columns][:2] in (["mr", "ref"], ["mr"]):  # the bare test set has no ref
+        names = dict(zip(columns, VARIANTS, strict=False))
+        columns = {names.get(name, name): values for name, values in columns.items()}
+    return columns
+
+
+def _dart_json(text: str, where: str, suffix: str) -> formats.Columns:
+    columns = formats.PLAIN[suffix](text, where)
+    if {"tripleset", "annotations"} <= set(columns):
+        columns["annotations"] = [_turned(notes) for notes in columns["annotations"]]
+    return columns
+
+
+def _turned(notes: Any) -> Any:
+    """DART ships a list of {source, text}; `datasets` turns it round."""
+    if not isinstance(notes, list) or not all(isinstance(note, dict) for note in notes):
+        return notes
+    return {key: [note.get(key) for note in notes] for key in ("source", "text")}
+
+
+def _entries(text: str, where: str) -> list[ElementTree.Element]:
+    try:
+        entries = list(ElementTree.fromstring(text).iter("entry"))
+    except ElementTree.ParseError as error:
+        raise InputError(f"{where}, line {error.position[0]}: broken XML ({error}); fetch the file again.") from None
+    if not entries:
+        raise InputError(f"{where} has no <entry>: give XML as WebNLG or DART ship it.")
+    return entries
+
+
+def _spoken(element: ElementTree.Element, tag: str) -> list[str]:
+    return [(found.findtext("text") or found.text or "").strip() for found in element.iter(tag)]
+
+
+def _references(entry: ElementTree.Element, **attributes: str) -> dict[str, list[str]]:
+    """The texts of an entry, beside some of their attributes: our name = the attribute."""
+    found = {ours: [lex.get(name, "") for lex in entry.iter("lex")] for ours, name in attributes.items()}
+    return {**found, "text": _spoken(entry, "lex")}
+
+
+def _webnlg(text: str, where: str) -> formats.Columns:
+    entries = _entries(text, where)
+    triples = [[_spoken(each, "mtriple") for each in entry.iter("modifiedtripleset")] for entry in entries]
+    return {
+        "category": [entry.get("category", "") for entry in entries],
+        "eid": [entry.get("eid", "") for entry in entries],
+        "modified_triple_sets": [{"mtriple_set": sets} for sets in triples],
+        "lex": [_references(entry, comment="comment", lid="lid") for entry in entries],
+    }
+
+
+def _dart_xml(text: str, where: str) -> formats.Columns:
+    entries = _entries(text, where)
+    return {
+        "tripleset": [[triple.split(" | ", 2) for triple in _spoken(entry, "mtriple")] for entry in entries],
+        "subtree_was_extended": [None] * len(entries),  # the XML does not say
+        "annotations": [_references(entry, source="comment") for entry in entries],
+    }
+
+
+# ------------------------------------------------------------ tasks
 
 
 def _known(name: str, style: Literal["e2e", "triples"], source: str, target: str, *hub: str) -> None:

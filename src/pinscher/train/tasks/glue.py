@@ -5,8 +5,10 @@ Labels are names: ids in a file are looked up in the task's names, so answers, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,8 +16,8 @@ import numpy as np
 from datasets import ClassLabel, Dataset
 
 from pinscher.errors import InputError
-from pinscher.train import metrics
-from pinscher.train.tasks.task import UNLABELLED, Outputs, Task, add, write_lines
+from pinscher.train import formats, metrics
+from pinscher.train.tasks.task import UNLABELLED, Outputs, Reader, Task, add, write_lines
 
 BINARY: dict[str, Callable[[list[int], list[int]], float]] = {"f1": metrics.f1, "matthews": metrics.matthews}
 
@@ -46,6 +48,10 @@ class Sentences(Task):
 
     def with_columns(self, text: Sequence[str], label: str | None) -> Task:
         return self.replace(text_columns=tuple(text) or None, label_column=label)
+
+    def reader(self, suffix: str) -> Reader | None:
+        form = GLUE.get(self.name) if suffix in (".tsv", ".txt") else None
+        return None if form is None else partial(_table, form=form)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -191,6 +197,91 @@ def _name(value: Any) -> str:
 
 ENTAILMENT = ("entailment", "not_entailment")
 PAIR = ("sentence1", "sentence2")
+
+
+# ------------------------------------------------------------ GLUE's files
+
+
+@dataclass(frozen=True)
+class Glue:
+    """How GLUE ships one task, next to how `datasets` names it.
+
+    Args:
+        text: a column of the shipped file -> our name.
+        label: the column of the label, which test files lack.
+        names: its classes in the order of their ids; none: it is a number.
+        header: what stands in for a missing first line.
+    """
+
+    text: Mapping[str, str]
+    label: str = "label"
+    names: tuple[str, ...] = ("0", "1")
+    header: tuple[str, ...] = ()
+
+    def ids(self) -> dict[str, int]:
+        """What may stand for a label: its name or its id, and -1 where it is kept secret."""
+        return {"-1": -1} | {str(i): i for i in range(len(self.names))} | {n: i for i, n in enumerate(self.names)}
+
+
+SAME = {name: name for name in PAIR}
+GLUE = {
+    "cola": Glue({"sentence": "sentence"}, header=("source", "label", "star", "sentence")),
+    "sst2": Glue({"sentence": "sentence"}),
+    "mrpc": Glue({"#1 String": "sentence1", "#2 String": "sentence2"}, label="Quality"),
+    "stsb": Glue(SAME, label="score", names=()),
+    "qqp": Glue({"question1": "question1", "question2": "question2"}, label="is_duplicate"),
+    "qnli": Glue({"question": "question", "sentence": "sentence"}, names=ENTAILMENT),
+    "rte": Glue(SAME, names=ENTAILMENT),
+    "mnli": Glue(
+        {"sentence1": "premise", "sentence2": "hypothesis"},
+        label="gold_label",
+        names=("entailment", "neutral", "contradiction"),
+    ),
+}
+
+
+def _table(text: str, where: str, form: Glue) -> formats.Columns:
+    lines = [(number, line.split("\t")) for number, line in enumerate(formats.lines_of(text), 1) if line]
+    ours = list(form.text.values())
+    header = lines[0][1]
+    if form.header and not set(ours) <= set(header):
+        header = list(form.header)
+    else:
+        lines = lines[1:]
+    places = [next((header.index(n) for n in pair if n in header), None) for pair in form.text.items()]
+    label = next((header.index(name) for name in (form.label, "label") if name in header), None)
+    if None in places:
+        raise InputError(f"{where}, line 1: no column {ours[places.index(None)]!r}; begin the file with GLUE's header.")
+    needed = [place for place in (*places, label) if place is not None]
+
+    target: Callable[[str], float] = form.ids().__getitem__ if form.names else float
+    columns: formats.Columns = {name: [] for name in (*ours, "label", "idx")}
+    for idx, (number, fields) in enumerate(lines):
+        if len(fields) <= max(needed) or (label is not None and fields[label] in ("", "-")):
+            continue  # broken in the original, or (MNLI) the annotators did not agree on a label
+        try:
+            value = target("-1" if label is None else fields[label])
+        except (KeyError, ValueError):
+            raise InputError(f"{where}, line {number}: {fields[label or 0]!r} is no label; fix this line.") from None
+        row = (*(fields[place] for place in needed[: len(ours)]), value, idx)
+        for values, item in zip(columns.values(), row, strict=True):
+            values.append(item)
+    _warn_of_skipped(len(lines) - len(columns["idx"]), len(lines), where)
+    return columns
+
+
+def _warn_of_skipped(skipped: int, total: int, where: str) -> None:
+    if skipped > total / 2:  # not a few broken lines but another format
+        raise InputError(
+            f"{where}: {skipped} of {total} rows lack fields; give the file with tabs between its columns."
+        )
+    if skipped:
+        warnings.warn(
+            f"{where}: {skipped} of {total} rows lack fields and were skipped.", formats.RowsSkipped, stacklevel=2
+        )
+
+
+# ------------------------------------------------------------ tasks
 
 
 def _glue(

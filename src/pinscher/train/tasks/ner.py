@@ -16,9 +16,9 @@ from datasets import ClassLabel, Dataset
 from tokenizers.pre_tokenizers import ByteLevel
 
 from pinscher.errors import InputError
-from pinscher.train import metrics
+from pinscher.train import formats, metrics
 from pinscher.train.batches import IGNORED
-from pinscher.train.tasks.task import Outputs, Task, add, write_lines
+from pinscher.train.tasks.task import Outputs, Reader, Task, add, write_lines
 
 OUTSIDE = "O"
 TAG = re.compile(r"O|[BI]-.+")
@@ -49,6 +49,9 @@ class Tokens(Task):
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.tokens_column, self.tags_column)
+
+    def reader(self, suffix: str) -> Reader | None:
+        return _conll if suffix in (".txt", ".conll") else None
 
     def check(self, rows: Dataset, where: str) -> None:
         super().check(rows, where)
@@ -203,6 +206,37 @@ def _firsts(words: Sequence[int | None]) -> list[int | None]:
     """The number of the word at its first token, None elsewhere."""
     return [word if i == 0 or words[i - 1] != word else None for i, word in enumerate(words)]
 
+
+# ------------------------------------------------------------ CoNLL's files
+
+
+def _conll(text: str, where: str) -> formats.Columns:
+    columns: formats.Columns = {"tokens": [], "ner_tags": []}
+    tokens: list[str] = []
+    tags: list[str] = []
+    for number, line in enumerate([*formats.lines_of(text), ""], 1):
+        fields = [field for field in re.split("[ \t]+", line) if field]  # str.split would cut at any Unicode space
+        if fields and not fields[0].startswith("-DOCSTART-"):
+            if len(fields) < 2 or not re.fullmatch(r"O|[A-Z]-\S+", fields[-1]):
+                raise InputError(
+                    f"{where}, line {number}: no CoNLL line; give a token, its columns and last a tag such as B-PER."
+                )
+            tokens.append(fields[0])
+            tags.append(fields[-1])
+        elif tokens:
+            columns["tokens"].append(tokens)
+            columns["ner_tags"].append(_iob2(tags))
+            tokens, tags = [], []
+    return columns
+
+
+def _iob2(tags: Sequence[str]) -> list[str]:
+    """IOB1 (an entity begins with I- unless it follows one of its kind) to IOB2 (with B- always), which stays as is."""
+    pairs = zip(["O", *tags], tags, strict=False)
+    return [f"B-{tag[2:]}" if tag[:2] == "I-" and last[1:] != tag[1:] else tag for last, tag in pairs]
+
+
+# ------------------------------------------------------------ tasks
 
 # A copy of eriktks/conll2003, which is a script: `datasets` runs none any more.
 add(Tokens(name="conll2003", hub=("lhoestq/conll2003",), test_splits=("test",), names=CONLL))

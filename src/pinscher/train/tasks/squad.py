@@ -19,8 +19,8 @@ import numpy as np
 from datasets import Dataset
 
 from pinscher.errors import InputError
-from pinscher.train import metrics
-from pinscher.train.tasks.task import Outputs, Task, add, write_lines
+from pinscher.train import formats, metrics
+from pinscher.train.tasks.task import Outputs, Reader, Task, add, write_lines
 
 POSITIONS = ("start_positions", "end_positions")
 Place = tuple[int, int]  # characters of the context: the first, and one past the last
@@ -63,6 +63,10 @@ class Spans(Task):
         for name, least in (("stride", 0), ("n_best", 1), ("max_answer", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+
+    def reader(self, suffix: str) -> Reader | None:
+        plain = formats.PLAIN[suffix] if suffix in (".json", ".jsonl") else None
+        return None if plain is None else lambda text, where: _flat(plain(text, where), where)
 
     def check(self, rows: Dataset, where: str) -> None:
         super().check(rows, where)
@@ -181,6 +185,27 @@ class Spans(Task):
         """Where the first answer is that occurs in the context."""
         places = (nearest(text, row[self.context_column], start) for text, start in self._gold(row))
         return next((place for place in places if place is not None), None)
+
+
+def _flat(columns: formats.Columns, where: str) -> formats.Columns:
+    """SQuAD's articles with their paragraphs as one row for each question; other columns as they are."""
+    if "paragraphs" not in columns:
+        return columns
+    titles = columns.get("title") or [None] * len(columns["paragraphs"])
+    found: formats.Columns = {"id": [], "title": [], "context": [], "question": [], "answers": []}
+    try:
+        for title, paragraphs in zip(titles, columns["paragraphs"], strict=True):
+            for paragraph in paragraphs:
+                for qa in paragraph["qas"]:
+                    given = qa.get("answers") or []
+                    answers = {key: [answer[key] for answer in given] for key in ("text", "answer_start")}
+                    row = (qa["id"], title or "", paragraph["context"], qa["question"], answers)
+                    for values, value in zip(found.values(), row, strict=True):
+                        values.append(value)
+    except (KeyError, TypeError, AttributeError) as error:
+        at = len(found["id"]) + 1
+        raise InputError(f"{where}: question {at} is not in SQuAD's form ({error}); fetch the file again.") from None
+    return found
 
 
 class Windows:

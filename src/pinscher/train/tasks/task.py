@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,9 +21,10 @@ from datasets import Dataset
 from pinscher import files
 from pinscher.errors import InputError
 from pinscher.registry import Registry
+from pinscher.train import formats
 
 UNLABELLED = -1  # the label of a row whose label is secret
-Reader = Callable[[str, str], dict[str, list[Any]]]  # a file's text and its name for messages -> columns
+Reader = formats.Reader  # a file's text and its name for messages -> columns
 Outputs = Sequence[tuple[np.ndarray, ...]]  # for each feature its logits; for spans start and end
 
 
