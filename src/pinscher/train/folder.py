@@ -25,7 +25,9 @@ from rich.console import Console
 from pinscher import __version__
 from pinscher.errors import InputError
 from pinscher.prune import Site
-from pinscher.runfolder import RunFolder
+from pinscher.runfolder import FINISHED, RunFolder
+from pinscher.train import checksums
+from pinscher.train.checksums import DamagedError
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.plan import PLACES, Plan
 from pinscher.train.processes import processes
@@ -210,7 +212,30 @@ def write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]
         "total_steps": plan.steps,
         "seconds": round(result.seconds, 1),
     }
-    RunFolder(result.folder).write_result(data)
+    folder = RunFolder(result.folder)
+    if result.status == FINISHED:
+        data["checksums"] = checksums.manifest(folder.model)
+    folder.write_result(data)
+
+
+def check_model(folder: RunFolder) -> None:
+    """Compares the model of a finished run with what was saved. Earlier versions left no checksums: nothing is compared.
+
+    Of several processes the first looks, and all raise.
+
+    Raises:
+        DamagedError: with the file and what is wrong with it.
+    """
+    said: list[str | None] = [None]
+    if processes().is_main_process:
+        try:
+            if (manifest := folder.read_result().get("checksums")) is not None:
+                checksums.compare(folder.model, manifest, folder.result)
+        except InputError as error:
+            said = [str(error)]
+    broadcast_object_list(said)
+    if said[0] is not None:
+        raise DamagedError(said[0])
 
 
 def read_result(folder: str | Path) -> Result:
