@@ -107,6 +107,7 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
         config,
         method=DENSE,
         objective="empirical-risk",
+        teacher=None,
         baseline=False,
         dense_start=False,
         epochs=None,
