@@ -68,7 +68,7 @@ def compare(folder: Path, manifest: Any, place: Path) -> None:
         size = path.stat().st_size
         if size != said["size"]:
             raise DamagedError(f"{path} is damaged: it has {size:,} bytes instead of {said['size']:,}")
-        if _hash(path) != said["blake2b"]:
+        if hash_of(path) != said["blake2b"]:
             raise DamagedError(f"{path} is damaged: its checksum differs from the one it was written with")
     for path in sorted(folder.glob("*.safetensors")):
         if path.name not in listed:
@@ -85,10 +85,11 @@ def _listed(manifest: Any) -> dict[str, dict[str, Any]]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "blake2b": _hash(path)}
+    return {"size": path.stat().st_size, "blake2b": hash_of(path)}
 
 
-def _hash(path: str | os.PathLike[str]) -> str:
+def hash_of(path: str | os.PathLike[str]) -> str:
+    """The hash of a file's bytes."""
     digest = hashlib.blake2b(digest_size=32)
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
