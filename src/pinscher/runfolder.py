@@ -2,7 +2,7 @@
 
     RUN/config.yaml               resolved settings, versions, data fingerprint, prunable matrices
     RUN/log.jsonl                 one event a line: train, eval, teacher
-    RUN/result.json               status, scores, sparsity, seconds
+    RUN/result.json               status, scores, sparsity, seconds, checksums of the model
     RUN/model/                    an ordinary Hugging Face folder with exact zeros
     RUN/predictions/              the answers to the test set, in the benchmark's own format
     RUN/checkpoints/checkpoint-N/ while the run is under way
@@ -216,6 +216,11 @@ class RunFolder:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         _write_json(self.result, result)
+
+    def forget_result(self) -> None:
+        """Makes the run one that has just started: with its settings, but without a result or a checkpoint."""
+        self.remove_checkpoints()
+        self.result.unlink(missing_ok=True)
 
     def read_bench(self) -> dict[str, Any]:
         """What bench.json holds; nothing if the model was not timed."""

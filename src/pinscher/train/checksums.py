@@ -1,7 +1,8 @@
 """The checksums of a checkpoint: one file that lists the size and the hash of every other file of the folder.
 
 Disks and copies flip bits. A checkpoint is hashed when it is written and again before anything of it is loaded, so that
-a run never continues from other weights than it saved.
+a run never continues from other weights than it saved. A finished model's are in its run's result.json: its folder is
+anybody's.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ class DamagedError(InputError):
 
 def write(folder: Path) -> None:
     """Hashes every file of a folder."""
+    (folder / NAME).write_text(json.dumps(manifest(folder), indent=1) + "\n")
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """What `write` writes, as plain data."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     listed = {path.relative_to(folder).as_posix(): _described(path) for path in files}
-    (folder / NAME).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1) + "\n")
+    return {"format": FORMAT, "files": listed}
 
 
 def verify(folder: Path) -> None:
@@ -37,11 +43,24 @@ def verify(folder: Path) -> None:
         DamagedError: for the first file that is missing or differs, and for weights that do not belong to the folder.
     """
     try:
-        listed = _listed(json.loads((folder / NAME).read_text()))
+        found = json.loads((folder / NAME).read_text())
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DamagedError(f"{folder / NAME} is damaged: it does not list files with their checksums") from None
+    except (OSError, ValueError, RecursionError):
+        found = None
+    compare(folder, found, folder / NAME)
+
+
+def compare(folder: Path, manifest: Any, place: Path) -> None:
+    """Compares a folder's files with a manifest, which was found in the file `place`.
+
+    Raises:
+        DamagedError: as `verify`.
+    """
+    try:
+        listed = _listed(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedError(f"{place} is damaged: it does not list files with their checksums") from None
     for name, said in listed.items():
         path = folder / name
         if not path.is_file():
@@ -49,11 +68,11 @@ def verify(folder: Path) -> None:
         size = path.stat().st_size
         if size != said["size"]:
             raise DamagedError(f"{path} is damaged: it has {size:,} bytes instead of {said['size']:,}")
-        if _hash(path) != said["blake2b"]:
+        if hash_of(path) != said["blake2b"]:
             raise DamagedError(f"{path} is damaged: its checksum differs from the one it was written with")
     for path in sorted(folder.glob("*.safetensors")):
         if path.name not in listed:
-            raise DamagedError(f"{path} is not part of the checkpoint")
+            raise DamagedError(f"{path} is not part of what was written")
 
 
 def _listed(manifest: Any) -> dict[str, dict[str, Any]]:
@@ -66,10 +85,11 @@ def _listed(manifest: Any) -> dict[str, dict[str, Any]]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "blake2b": _hash(path)}
+    return {"size": path.stat().st_size, "blake2b": hash_of(path)}
 
 
-def _hash(path: str | os.PathLike[str]) -> str:
+def hash_of(path: str | os.PathLike[str]) -> str:
+    """The hash of a file's bytes."""
     digest = hashlib.blake2b(digest_size=32)
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):

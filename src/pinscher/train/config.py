@@ -244,9 +244,12 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     @property
     def needs_dense(self) -> bool:
         """Whether a dense run comes first: to compare with, to start from or to learn from."""
-        if self.is_dense:
-            return False
-        return self.baseline or ((self.dense_start or self.objective == DISTILLATION) and self.teacher is None)
+        return self.uses_dense or (self.baseline and not self.is_dense)
+
+    @property
+    def uses_dense(self) -> bool:
+        """Whether the model of a dense run is what this one starts from or learns from."""
+        return not self.is_dense and self.teacher is None and (self.dense_start or self.objective == DISTILLATION)
 
     @property
     def folder(self) -> Path:

@@ -24,12 +24,16 @@ from rich.console import Console
 
 from pinscher import __version__
 from pinscher.errors import InputError
+from pinscher.models import hub
 from pinscher.prune import Site
-from pinscher.runfolder import RunFolder
+from pinscher.runfolder import FINISHED, RunFolder
+from pinscher.train import checksums
+from pinscher.train.checksums import DamagedError
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.plan import PLACES, Plan
 from pinscher.train.processes import processes
 
+WEIGHTS = (".safetensors", ".bin")  # files of weights
 # What may be different when a run is resumed: places, whose content is checked, and what does not touch the training.
 MAY_CHANGE = (*PLACES, "output", "overwrite", "export", "recipe", "report_to")
 
@@ -100,6 +104,7 @@ def start(plan: Plan, asked: RunConfig, sites: Sequence[Site], folder: RunFolder
         },
         "versions": versions(),
         "started": fingerprints(plan.config),
+        "weights": weights(plan.config),
         "sites": [_described(site) for site in sites],
     }
     folder.create(config, overwrite=plan.config.overwrite)
@@ -132,9 +137,10 @@ def versions() -> dict[str, Any]:
 
 
 def check_same(plan: Plan, folder: RunFolder, console: Console) -> None:
-    """Refuses to resume on other data; notes what may change the last bits of the result."""
+    """Refuses to resume with other settings, data or models; notes what may change the last bits of the result."""
     known = folder.read_config()
     _check_settings(plan.config, known, folder)
+    _check_weights(plan.config, known, folder)
     if not isinstance(known.get("data"), dict) or not isinstance(known.get("versions"), dict):
         raise InputError(f"{folder.config} is damaged: it does not say which data and versions the run had.")
     if known["data"].get("fingerprint") != plan.splits.fingerprint:
@@ -157,8 +163,38 @@ def fingerprints(config: RunConfig) -> dict[str, str]:
     return {name: _fingerprint(value) for name, value in told.items()}
 
 
-def _fingerprint(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+def weights(config: RunConfig) -> dict[str, str]:
+    """What tells the model and the teacher of a run from others: a hash of the files in a folder, the id on the hub."""
+    places = {name: getattr(config, name) for name in ("model", "teacher")}
+    return {name: _identity(place) for name, place in places.items() if place is not None}
+
+
+def _identity(model: str) -> str:
+    folder = Path(hub.locate(model))
+    if not folder.is_dir():
+        return model
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in WEIGHTS or path.name == "config.json"]
+    return _fingerprint({path.name: checksums.hash_of(path) for path in files if path.is_file()}, 16)
+
+
+def _check_weights(config: RunConfig, known: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuses to resume with another model or teacher than the run was started with. A folder may have moved.
+
+    Runs of earlier versions did not note them and are resumed as they are.
+    """
+    started = known.get("weights") or {}
+    now = weights(config) if started else {}
+    for name in sorted(started.keys() | now.keys()):
+        if started.get(name) != now.get(name):
+            place = getattr(config, name)
+            raise InputError(
+                f"{folder} cannot be resumed with another {name}: {place} is not the one that the run was started "
+                "with. Put that one back, or start a new run with another --output."
+            )
+
+
+def _fingerprint(value: Any, size: int = 4) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=size).hexdigest()
 
 
 def _check_settings(config: RunConfig, known: Mapping[str, Any], folder: RunFolder) -> None:
@@ -210,7 +246,30 @@ def write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]
         "total_steps": plan.steps,
         "seconds": round(result.seconds, 1),
     }
-    RunFolder(result.folder).write_result(data)
+    folder = RunFolder(result.folder)
+    if result.status == FINISHED:
+        data["checksums"] = checksums.manifest(folder.model)
+    folder.write_result(data)
+
+
+def check_model(folder: RunFolder) -> None:
+    """Compares the model of a finished run with what was saved; earlier versions left no checksums to compare with.
+
+    Of several processes the first looks, and all raise.
+
+    Raises:
+        DamagedError: with the file and what is wrong with it.
+    """
+    said: list[str | None] = [None]
+    if processes().is_main_process:
+        try:
+            if (manifest := folder.read_result().get("checksums")) is not None:
+                checksums.compare(folder.model, manifest, folder.result)
+        except InputError as error:
+            said = [str(error)]
+    broadcast_object_list(said)
+    if said[0] is not None:
+        raise DamagedError(said[0])
 
 
 def read_result(folder: str | Path) -> Result:

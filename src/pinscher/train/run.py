@@ -23,6 +23,7 @@ from pinscher.runfolder import FINISHED, INTERRUPTED, RunFolder
 from pinscher.train import folder as record
 from pinscher.train import fsdp, pretrained, storage, untrained
 from pinscher.train import plan as planning
+from pinscher.train.checksums import DamagedError
 from pinscher.train.config import DENSE, DISTILLATION, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
 from pinscher.train.folder import Result
@@ -106,6 +107,7 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
         config,
         method=DENSE,
         objective="empirical-risk",
+        teacher=None,
         baseline=False,
         dense_start=False,
         epochs=None,
@@ -115,7 +117,7 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
     )
     folder = RunFolder(inner.folder)
     with record.locked(folder):
-        if resume and folder.is_finished:
+        if resume and folder.is_finished and _is_whole(folder, config, console):
             if processes().is_main_process:
                 folder.remove_checkpoints()  # it was killed after its result was written
             return record.read_result(folder.path)
@@ -123,6 +125,22 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
         if not resume:
             folder.check_new(inner.overwrite)
         return _run(inner, planning.with_settings(plan, inner), resume, console, start)
+
+
+def _is_whole(dense: RunFolder, config: RunConfig, console: Console) -> bool:
+    """Whether the model of a finished dense run is as it was saved, where it is needed. A damaged one is forgotten: the
+    run is made again, and gives the same bytes.
+    """
+    try:
+        if config.uses_dense:
+            record.check_model(dense)
+        return True
+    except DamagedError as damage:
+        if processes().is_main_process:
+            _note(f"{damage}: making the dense run again", console)
+            dense.forget_result()
+        processes().wait_for_everyone()
+        return False
 
 
 # ------------------------------------------------------------ before training
