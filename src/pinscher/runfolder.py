@@ -261,6 +261,23 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(step): path for step, path in steps.items() if re.fullmatch("[0-9]+", step)}
 
 
+@contextlib.contextmanager
+def holding(*places: Path) -> Iterator[None]:
+    """Locks the runs that some places are in while the block writes there; a place outside of any run needs no lock.
+
+    Of runs within each other the inner one is meant: RUN/dense is a run of its own.
+
+    Raises:
+        InputError: if another process works in one of them; see `RunFolder.locked`.
+    """
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            above = (RunFolder(path) for path in (place.resolve(), *place.resolve().parents))
+            if (run := next((folder for folder in above if folder.is_run), None)) is not None:
+                stack.enter_context(run.locked())
+        yield
+
+
 def check_writable(folder: Path) -> None:
     """Raises InputError if a folder cannot be made or written, before any work is done for it."""
     if folder.exists() and not folder.is_dir():

@@ -14,7 +14,7 @@ from pinscher.commands.console import bar, hush, megabytes, say, shown, text
 from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
-from pinscher.runfolder import SCORES, RunFolder, check_writable
+from pinscher.runfolder import SCORES, RunFolder, check_writable, holding
 from pinscher.settings import NOT_NEGATIVE
 
 if TYPE_CHECKING:
@@ -48,20 +48,24 @@ def command(
         raise InputError(f"unknown format {form!r}: there are {', '.join(FORMATS)}.")
     if output is not None:
         check_writable(Path(output))
-    loaded = load(source)
-    if output is None and loaded.run is None:
-        raise InputError("give the folder to write: --output DIR.")
-    folder = Path(output) if output else Path(source) / ("export" if form == "pinscher" else f"export-{form}")
+    run = RunFolder(source)
+    inside = run.export if form == "pinscher" else run.path / f"export-{form}"
+    folder = inside if output is None else Path(output)
+    written = [folder, run.export_scored] if score else [folder]
     how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
-    scores: dict[str, float] = {}
-    removed = shrunk(loaded, form).told() if shrink else []
-    if form == "pinscher":
-        with bar("packing") as progress:
-            scores = small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
-    elif score or push_to_hub:
-        raise InputError("--score and --push-to-hub go with --format pinscher.")
-    else:
-        write(loaded, folder, form, **how)
+    with holding(*written):
+        loaded = load(source)
+        if output is None and loaded.run is None:
+            raise InputError("give the folder to write: --output DIR.")
+        scores: dict[str, float] = {}
+        removed = shrunk(loaded, form).told() if shrink else []
+        if form == "pinscher":
+            with bar("packing") as progress:
+                scores = small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
+        elif score or push_to_hub:
+            raise InputError("--score and --push-to-hub go with --format pinscher.")
+        else:
+            write(loaded, folder, form, **how)
     for line in [*told(loaded, folder, form, how, scores), *removed]:
         say(line)
 
