@@ -190,6 +190,7 @@ class RunFolder:
             InputError: if this is not a run, or the file is damaged.
         """
         self.require_run()
+        require_file(self.config)
         try:
             found = yaml.load(self.config.read_text(encoding="utf-8"), Loader=LOADER)
         except UnicodeDecodeError:
@@ -226,6 +227,7 @@ class RunFolder:
         """The events of the log in order; None for a line that cannot be read, as a kill or a running write leaves."""
         if not self.log.exists():
             return
+        require_file(self.log)
         with open(self.log, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.strip():
@@ -237,6 +239,7 @@ class RunFolder:
 
     def cut_log(self, step: int) -> dict[str, Any] | None:
         """Drops the events after a step, which a resumed run will repeat; returns the last one that stays."""
+        require_file(self.log)
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         kept = [(line, event) for line in lines if (event := _event(line)) is not None and event["step"] <= step]
         files.write_text(self.log, "".join(f"{line}\n" for line, _ in kept))
@@ -289,12 +292,19 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another --output.")
 
 
+def require_file(path: Path) -> None:
+    """Raises InputError if there is something else than a file: a pipe would keep its reader waiting for ever."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a folder, a pipe or a device, not a file: remove it, or copy the run again.")
+
+
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
     """The object that a JSON file holds; an empty one if there is no file.
 
     Raises:
         InputError: if the file is damaged; `remedy` says what to do then.
     """
+    require_file(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
