@@ -63,6 +63,20 @@ def as_mask(mask: Any) -> Any:
         raise InputError(f"attention_mask is no array of numbers: {error}") from None
 
 
+def check_not_empty(**given: Tensor | None) -> None:
+    """Whether inputs have a row, and a token in each; None is fine.
+
+    Raises:
+        InputError: if not.
+    """
+    for name, value in given.items():
+        if value is not None and not value.numel():
+            raise InputError(
+                f"{name} have shape {list(value.shape)}, the rows have no tokens or there are none: give at least one "
+                "row, and each at least one token."
+            )
+
+
 def check_indices(shape: tuple[int, int], **given: Tensor | None) -> None:
     """Whether indices are integers of the inputs' shape, or of one that is repeated to it.
 
