@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import pinscher
 from pinscher.errors import InputError
@@ -60,6 +61,22 @@ def test_a_fast_model_is_not_traced(kind):
         torch.onnx.export(fast, (IDS,), io.BytesIO(), dynamo=False)
     with torch.no_grad():
         assert fast(IDS)[0].isfinite().all()  # it goes on
+
+
+@pytest.mark.parametrize("made_of", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("kind", [*ORIGINALS, "llama"])
+def test_a_fast_model_leaves_no_graph_of_its_operators(kind, made_of):
+    fast = pinscher.accelerate(decoder("llama"), mode="fp32") if kind == "llama" else fast_of(kind)
+    with pytest.raises(InputError, match=r"cannot be traced or exported \(take the model it was made from"):
+        make_fx(lambda ids: fast(ids)[0], tracing_mode=made_of, _allow_non_fake_inputs=True)(IDS)
+    with torch.no_grad():
+        assert fast(IDS)[0].isfinite().all()
+
+
+def test_a_layer_alone_leaves_none_either():
+    linear = next(module for module in fast_of("decoder").modules() if isinstance(module, SparseLinear))
+    with pytest.raises(InputError, match="cannot be traced"):
+        make_fx(linear)(torch.zeros(2, linear.in_features))
 
 
 @pytest.mark.parametrize("kind", ["base", "decoder"])
