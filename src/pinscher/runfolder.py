@@ -194,6 +194,7 @@ class RunFolder:
             InputError: if this is not a run, or the file is damaged.
         """
         self.require_run()
+        require_file(self.config)
         try:
             found = yaml.load(self.config.read_text(encoding="utf-8"), Loader=LOADER)
         except UnicodeDecodeError:
@@ -235,6 +236,7 @@ class RunFolder:
         """The events of the log in order; None for a line that cannot be read, as a kill or a running write leaves."""
         if not self.log.exists():
             return
+        require_file(self.log)
         with open(self.log, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.strip():
@@ -246,6 +248,7 @@ class RunFolder:
 
     def cut_log(self, step: int) -> dict[str, Any] | None:
         """Drops the events after a step, which a resumed run will repeat; returns the last one that stays."""
+        require_file(self.log)
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         kept = [(line, event) for line in lines if (event := _event(line)) is not None and event["step"] <= step]
         files.write_text(self.log, "".join(f"{line}\n" for line, _ in kept))
@@ -270,6 +273,23 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(step): path for step, path in steps.items() if re.fullmatch("[0-9]+", step)}
 
 
+@contextlib.contextmanager
+def holding(*places: Path) -> Iterator[None]:
+    """Locks the runs that some places are in while the block writes there; a place outside of any run needs no lock.
+
+    Of runs within each other the inner one is meant: RUN/dense is a run of its own.
+
+    Raises:
+        InputError: if another process works in one of them; see `RunFolder.locked`.
+    """
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            above = (RunFolder(path) for path in (place.resolve(), *place.resolve().parents))
+            if (run := next((folder for folder in above if folder.is_run), None)) is not None:
+                stack.enter_context(run.locked())
+        yield
+
+
 def check_writable(folder: Path) -> None:
     """Raises InputError if a folder cannot be made or written, before any work is done for it."""
     if folder.exists() and not folder.is_dir():
@@ -281,12 +301,19 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another --output.")
 
 
+def require_file(path: Path) -> None:
+    """Raises InputError if there is something else than a file: a pipe would keep its reader waiting for ever."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a folder, a pipe or a device, not a file: remove it, or copy the run again.")
+
+
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
     """The object that a JSON file holds; an empty one if there is no file.
 
     Raises:
         InputError: if the file is damaged; `remedy` says what to do then.
     """
+    require_file(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

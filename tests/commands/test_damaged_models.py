@@ -173,3 +173,20 @@ def test_overwriting_through_a_link_leaves_nothing_of_the_old_run(root, tmp_path
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real" / "result.json").exists()
     assert not (tmp_path / "real" / "bench.json").exists()
+
+
+@pytest.mark.parametrize("name", [QUERY, "bert.embeddings.word_embeddings.weight", "classifier.bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(root, tmp_path, capsys, name, value):
+    model = Path(shutil.copytree(root / "plain", tmp_path / "model"))
+    held = load_file(model / "model.safetensors")
+    held[name].view(-1)[-1] = value
+    save_file(held, model / "model.safetensors", metadata={"format": "pt"})
+    for words in (
+        ["prune", "--model", model, "--task", "sst2", "--data", root / "data", *SHORT, "--output", tmp_path / "out"],
+        ["eval", model, "--task", "sst2", "--data", root / "data", "--output", tmp_path / "out"],
+        ["export", model, "--output", tmp_path / "out"],
+    ):
+        line = complaint(outcome(words, capsys))
+        assert f"{model / 'model.safetensors'} holds values that are not finite (NaN or infinity) in {name}" in line
+    assert not (tmp_path / "out").exists()

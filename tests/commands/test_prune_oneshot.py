@@ -132,6 +132,7 @@ def test_adapters_end_as_an_ordinary_model(files, tmp_path, capsys):
         (["--method", "wanda", "--option", "calibration=0"], "calibration must be at least 1"),
         (["--lora-alpha", "8"], "goes with --lora-rank"),
         (["--lora-rank", "0"], "--lora-rank must be at least 1"),
+        (["--lora-rank", "1000000000"], "--lora-rank 1000000000 is more than the rank of"),
         (["--lora-rank", "4", "--method", "wanda", "--max-steps", "0"], "it needs steps"),
         (["--lora-rank", "4", "--method", "movement"], "cannot be used with adapters"),
         (["--lora-rank", "4", "--method", "sparsegpt"], "cannot be used with adapters"),

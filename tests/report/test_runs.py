@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import tiny_reports
+from pinscher.errors import InputError
 from pinscher.report import runs
-from tiny_command import outcome
+from pinscher.runfolder import RunFolder
+from tiny_command import complaint, outcome
 
 
 def test_a_run_that_is_resumed_is_running(tmp_path):
@@ -42,3 +44,31 @@ def test_what_cannot_be_read_is_one_line(tmp_path, capsys, spoil, says):
     assert says in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "page.html").exists()
+
+
+NAMES = ["config.yaml", "result.json", "log.jsonl", "bench.json", "model/model.safetensors"]
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(tmp_path, capsys, name, made):
+    """Nobody writes into the pipe: whoever opened it would wait for ever."""
+    run = tiny_reports.written(tmp_path / "run", {"key": np.eye(3)}, [], {})
+    (run / name).unlink(missing_ok=True)
+    made(run / name)
+    commands = [["report", run, "--output", tmp_path / "page.html"]]
+    if name == "config.yaml":
+        commands += [["prune", "--resume", run], ["eval", run]]
+    if name == "result.json":
+        commands += [["prune", "--resume", run]]
+    for words in commands:
+        assert f"{run / name} is a folder, a pipe or a device, not a file" in complaint(outcome(words, capsys))
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_pipe_in_place_of_the_log_does_not_hang_a_resumed_run(tmp_path):
+    run = RunFolder(tiny_reports.written(tmp_path / "run", {}, [], {}))
+    run.log.unlink()
+    os.mkfifo(run.log)
+    with pytest.raises(InputError, match="not a file"):
+        run.cut_log(3)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import pinscher
 from pinscher.errors import InputError
@@ -21,9 +22,15 @@ from pinscher.runtime import kernels
 from pinscher.runtime.sparse import SparseLinear, assemble, weights_of
 from tiny_accelerated import CONFIGS, DECODERS, batch, model_of, pruned_
 
+T5 = hf.T5Config(
+    vocab_size=99, d_model=48, d_ff=80, d_kv=12, num_layers=2, num_heads=4, decoder_start_token_id=0, eos_token_id=0
+)
+
 
 def decoder(name: str = "gpt2") -> Any:
     torch.manual_seed(0)
+    if name == "t5":
+        return pruned_(hf.T5ForConditionalGeneration(T5))
     return pruned_(hf.AutoModelForCausalLM.from_config(DECODERS[name]))
 
 
@@ -56,6 +63,22 @@ def test_a_fast_model_is_not_traced(kind):
         assert fast(IDS)[0].isfinite().all()  # it goes on
 
 
+@pytest.mark.parametrize("made_of", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("kind", [*ORIGINALS, "llama"])
+def test_a_fast_model_leaves_no_graph_of_its_operators(kind, made_of):
+    fast = pinscher.accelerate(decoder("llama"), mode="fp32") if kind == "llama" else fast_of(kind)
+    with pytest.raises(InputError, match=r"cannot be traced or exported \(take the model it was made from"):
+        make_fx(lambda ids: fast(ids)[0], tracing_mode=made_of, _allow_non_fake_inputs=True)(IDS)
+    with torch.no_grad():
+        assert fast(IDS)[0].isfinite().all()
+
+
+def test_a_layer_alone_leaves_none_either():
+    linear = next(module for module in fast_of("decoder").modules() if isinstance(module, SparseLinear))
+    with pytest.raises(InputError, match="cannot be traced"):
+        make_fx(linear)(torch.zeros(2, linear.in_features))
+
+
 @pytest.mark.parametrize("kind", ["base", "decoder"])
 def test_tensors_without_numbers_are_refused(kind):
     fast = fast_of(kind)
@@ -73,6 +96,14 @@ def test_compiling_leaves_native_code_alone():
     assert torch.allclose(compiled(**given).logits, model(**given).logits, atol=2e-5)
     with pytest.raises(InputError, match="input_ids contain 99"):
         compiled(input_ids=torch.full((1, 4), 99))
+
+
+def test_compiling_a_decoder_does_too():
+    model = decoder("llama")
+    compiled = torch.compile(pinscher.accelerate(model, mode="fp32"), backend="eager")
+    wanted = model(input_ids=IDS, attention_mask=MASK).logits
+    for mask in (MASK, MASK.tolist()):
+        assert torch.allclose(compiled(input_ids=IDS, attention_mask=mask).logits, wanted, atol=2e-5)
 
 
 # ------------------------------------------------------------ pickling, copying
@@ -254,6 +285,65 @@ def test_decoders_too(odd, mode):
 
 
 # ------------------------------------------------------------ decoders
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
+NONE = torch.zeros(2, 0, dtype=LONG)
+ODD_OF_DECODERS: list[tuple[str, dict[str, Any], str]] = [
+    ("ragged", {"input_ids": IDS, "attention_mask": [[1, 1], [1]]}, "attention_mask is no array of numbers"),
+    ("words", {"input_ids": IDS, "attention_mask": "1111"}, "attention_mask is no array of numbers"),
+    ("no tokens", {"input_ids": NONE}, r"input_ids have shape \[2, 0\].*each at least one token"),
+    ("no rows", {"input_ids": IDS[:0]}, r"input_ids have shape \[0, 8\].*give at least one row"),
+    ("no vectors", {"inputs_embeds": torch.zeros(2, 0, 48)}, r"inputs_embeds have shape \[2, 0, 48\]"),
+    ("list", {"input_ids": IDS.tolist()}, "input_ids: the inputs must be tensors, not list"),
+    ("floats", {"input_ids": IDS.float()}, "input_ids have .*float32; they must be integers"),
+    ("booleans", {"input_ids": IDS.bool()}, "input_ids have .*bool; they must be integers"),
+]
+
+
+def call(fast: Any, given: dict[str, Any]) -> Any:
+    return fast(**given, **({"decoder_input_ids": IDS} if fast.config.is_encoder_decoder else {}))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_decoders_take_masks_that_are_no_tensors(name):
+    model = decoder(name)
+    fast = pinscher.accelerate(model, mode="fp32")
+    wanted = call(model, {"input_ids": IDS, "attention_mask": MASK}).logits
+    for mask in (MASK, MASK.tolist(), MASK.numpy()):
+        assert torch.allclose(call(fast, {"input_ids": IDS, "attention_mask": mask}).logits, wanted, atol=2e-5)
+    if name == "llama":  # whose mask is its second argument
+        assert torch.allclose(fast(IDS, MASK.tolist()).logits, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize(
+    ("given", "message"), [odd[1:] for odd in ODD_OF_DECODERS], ids=[o[0] for o in ODD_OF_DECODERS]
+)
+def test_odd_inputs_of_decoders_are_refused(name, given, message):
+    fast = pinscher.accelerate(decoder(name), mode="fp32")
+    with pytest.raises(InputError, match=message):
+        call(fast, given)
+    if "input_ids" in given and "attention_mask" not in given and name != "t5":
+        with pytest.raises(InputError, match=message):
+            fast(given["input_ids"])
+
+
+def test_an_empty_answer_is_refused():
+    fast = pinscher.accelerate(decoder("t5"), mode="fp32")
+    with pytest.raises(InputError, match=r"decoder_input_ids have shape \[2, 0\]"):
+        fast(input_ids=IDS, decoder_input_ids=NONE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_generating_goes_on(name):
+    model = decoder(name)
+    fast = pinscher.accelerate(model, mode="fp32")
+    words = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    for given in (
+        {"input_ids": IDS, "attention_mask": MASK},
+        {"inputs_embeds": model.get_input_embeddings()(IDS), "attention_mask": MASK},
+    ):
+        assert torch.equal(fast.generate(**given, **words), model.generate(**given, **words))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "classifier"])

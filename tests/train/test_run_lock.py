@@ -13,9 +13,12 @@ import pytest
 
 import tiny_tasks
 from pinscher import locks, runfolder
+from pinscher.commands import bench
 from pinscher.errors import InputError
 from pinscher.runfolder import LOCK, RunFolder
-from tiny_command import SHORT, complaint, outcome
+from pinscher.store import saving
+from pinscher.train import scoring
+from tiny_command import SHORT, complaint, finished_run, outcome
 
 
 def hold(path: Path, ready: Path) -> None:
@@ -111,6 +114,50 @@ def test_a_run_that_lives_is_neither_resumed_nor_overwritten(words, tmp_path, li
         line = complaint(outcome(more, capsys))
         assert f"{run} is being worked on by process {living.pid} on {socket.gethostname()}" in line
     assert (run / "config.yaml").exists()
+
+
+def test_a_run_that_lives_is_neither_exported_nor_scored_nor_timed(tmp_path, living, capsys):
+    run = tmp_path / "run"
+    (run / "config.yaml").write_text("run: {model: x, task: sst2}\n")
+    (run / "inside").symlink_to(run / "export")
+    (tmp_path / "link").symlink_to(run / "inside")
+    elsewhere = ["--output", tmp_path / "elsewhere"]
+    before = sorted(run.iterdir())
+    for words in (
+        ["export", run],
+        ["export", run, "--format", "onnx"],
+        ["export", run, *elsewhere, "--score"],  # whose scores are kept with the run
+        ["export", "any/model", "--output", run / "small"],
+        ["export", "any/model", "--output", tmp_path / "link"],
+        ["eval", run],
+        ["eval", "any/model", "--task", "sst2", "--output", run / "eval"],
+        ["bench", run],
+        ["bench", "any/model", "--output", run],
+    ):
+        line = complaint(outcome(words, capsys))
+        assert f"{run} is being worked on by process {living.pid} on {socket.gethostname()}" in line
+    for words in (["export", run, *elsewhere], ["eval", run, *elsewhere], ["bench", run, *elsewhere]):
+        assert "has no model yet" in complaint(outcome(words, capsys))  # it is only read
+    assert sorted(run.iterdir()) == before
+
+
+def test_what_is_made_of_a_run_is_made_under_its_lock(tmp_path, capsys, monkeypatch):
+    run, seen = finished_run(tmp_path), []
+
+    def looking(function):
+        def look(*given, **named):
+            seen.append((run / LOCK).exists())
+            return function(*given, **named)
+
+        return look
+
+    monkeypatch.setattr(saving, "save_pretrained", looking(saving.save_pretrained))
+    monkeypatch.setattr(scoring, "evaluate", looking(scoring.evaluate))
+    monkeypatch.setattr(bench, "run", looking(lambda *_: {"latency": {}, "scores": {}, "memory": {}, "advice": ""}))
+    for words in (["export", run, "--score"], ["eval", run], ["bench", run]):
+        assert outcome(words, capsys)[0] == 0
+    assert seen == [True] * 4
+    assert not (run / LOCK).exists()
 
 
 def test_overwriting_keeps_the_lock(words, tmp_path, capsys, monkeypatch):

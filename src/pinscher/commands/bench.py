@@ -15,7 +15,7 @@ from pinscher import settings
 from pinscher.commands import export
 from pinscher.commands.console import complaints, console, hush, megabytes, say, shown, table, text
 from pinscher.errors import InputError
-from pinscher.runfolder import RunFolder, check_writable
+from pinscher.runfolder import RunFolder, check_writable, holding
 from pinscher.settings import COUNT, Number
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def command(
     folder = Path(output or (source if RunFolder(source).is_run else "."))
     check_writable(folder)
     cores = threads or os.cpu_count() or 1
-    report = run(source, shapes, engine, cores, folder, seconds, lambda line: say(line, complaints))
+    with holding(folder):
+        report = run(source, shapes, engine, cores, folder, seconds, lambda line: say(line, complaints))
     _show(report)
     say(f"\n{report['advice']}\n\n{folder / 'bench.json'}, bench.png")
 

@@ -15,7 +15,7 @@ from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
 from pinscher.registry import unknown
-from pinscher.runfolder import SCORES, RunFolder, check_writable
+from pinscher.runfolder import SCORES, RunFolder, check_writable, holding
 from pinscher.settings import NOT_NEGATIVE
 
 if TYPE_CHECKING:
@@ -49,21 +49,24 @@ def command(
         raise InputError(unknown("format", form, FORMATS) + ".")
     if output is not None:
         check_writable(Path(output))
-    loaded = load(source)
-    if output is None and loaded.run is None:
-        raise InputError("give the folder to write: --output DIR.")
     run = RunFolder(source)
-    folder = Path(output) if output else run.export if form == "pinscher" else run.export_in(form)
+    inside = run.export if form == "pinscher" else run.export_in(form)
+    folder = inside if output is None else Path(output)
+    written = [folder, run.export_scored] if score else [folder]
     how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
-    scores: dict[str, float] = {}
-    removed = shrunk(loaded, form).told() if shrink else []
-    if form == "pinscher":
-        with bar("packing") as progress:
-            scores = small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
-    elif score or push_to_hub:
-        raise InputError("--score and --push-to-hub go with --format pinscher.")
-    else:
-        write(loaded, folder, form, **how)
+    with holding(*written):
+        loaded = load(source)
+        if output is None and loaded.run is None:
+            raise InputError("give the folder to write: --output DIR.")
+        scores: dict[str, float] = {}
+        removed = shrunk(loaded, form).told() if shrink else []
+        if form == "pinscher":
+            with bar("packing") as progress:
+                scores = small(loaded, folder, **how, score=score, push_to_hub=push_to_hub, progress=progress)
+        elif score or push_to_hub:
+            raise InputError("--score and --push-to-hub go with --format pinscher.")
+        else:
+            write(loaded, folder, form, **how)
     for line in [*told(loaded, folder, form, how, scores), *removed]:
         say(line)
 

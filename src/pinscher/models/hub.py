@@ -92,7 +92,8 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
     """A model by its class, and what transformers says of its loading.
 
     Raises:
-        InputError: with the file and the cause, if the model cannot be loaded or lacks a weight of its blocks.
+        InputError: with the file and the cause, if the model cannot be loaded, lacks a weight of its blocks, or has
+            one that is not finite.
     """
     place = locate(model)
     try:
@@ -101,7 +102,31 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
         raise unreachable(model, "model", _mismatch(kind, place, settings, error)) from None
     if lacking := sorted(name for name in told["missing_keys"] if name.startswith(_blocks(loaded))):
         raise InputError(f"{model} lacks {lacking[0]}: it is not the whole model. Copy it again, or save it again.")
+    _check_finite(loaded, Path(place))
     return loaded, told
+
+
+def _check_finite(model: Any, place: Path) -> None:
+    """Refuses NaN and infinity: whatever is made of them is nothing, and a score says so nowhere."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or not weight.numel():
+            continue
+        if not all(end.isfinite() for end in weight.detach().aminmax()):  # which gives NaN for NaN, and makes no copy
+            raise InputError(
+                f"{_file_with(name, place)} holds values that are not finite (NaN or infinity) in {name}: give a model "
+                "whose training went well, or copy it again."
+            )
+
+
+def _file_with(name: str, folder: Path) -> Path:
+    """The file of a model's folder that holds a weight; the folder if there is no telling."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if any(name.endswith(key) or key.endswith(name) for key in file.keys()):  # noqa: SIM118
+                return path
+    return folder
 
 
 def _blocks(model: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from pinscher.errors import InputError
 from pinscher.models.names import short_blocks, short_names
 from pinscher.report.analysis import Array
-from pinscher.runfolder import RunFolder
+from pinscher.runfolder import RunFolder, require_file
 
 WEIGHTS = "*.safetensors"
 
@@ -186,6 +186,7 @@ def matrices(run: Run) -> Iterator[tuple[Site, Array]]:
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(run.files.model.glob(WEIGHTS)):
+        require_file(path)
         try:
             # torch, not numpy: it knows bfloat16.
             with safe_open(path, framework="pt") as file:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from pinscher.errors import InputError
 
@@ -24,11 +25,11 @@ def refuse_tracing() -> None:
     """Native code leaves nothing in a traced graph: its outputs would become constants.
 
     Raises:
-        InputError: within `torch.jit.trace`. `torch.export` gives itself away by its tensors, see `check_tensors`;
-            `torch.compile` is fine, since it leaves native code alone.
+        InputError: within `torch.jit.trace` and `make_fx`. `torch.export` gives itself away by its tensors, see
+            `check_tensors`; `torch.compile` is fine, since it leaves native code alone.
     """
     jit: Any = torch.jit
-    if jit.is_tracing():
+    if jit.is_tracing() or get_proxy_mode() is not None:
         raise InputError(f"{NO_GRAPH}.")
 
 
@@ -61,6 +62,20 @@ def as_mask(mask: Any) -> Any:
         return torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"attention_mask is no array of numbers: {error}") from None
+
+
+def check_not_empty(**given: Tensor | None) -> None:
+    """Whether inputs have a row, and a token in each; None is fine.
+
+    Raises:
+        InputError: if not.
+    """
+    for name, value in given.items():
+        if value is not None and not value.numel():
+            raise InputError(
+                f"{name} have shape {list(value.shape)}, the rows have no tokens or there are none: give at least one "
+                "row, and each at least one token."
+            )
 
 
 def check_indices(shape: tuple[int, int], **given: Tensor | None) -> None:

@@ -7,9 +7,10 @@ SparseLinear modules, and everything else, caches and `generate()` included, sta
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ from pinscher.runtime.kernels import Weights
 from pinscher.store.saving import matrices
 
 Source = Callable[[str], Weights]  # the matrix of a module, by the module's name
+# What decoders call their inputs.
+MASKS = ("attention_mask", "decoder_attention_mask")
+TOKENS = ("input_ids", "decoder_input_ids")
+EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 
 
 class SparseLinear(guards.Unpicklable, nn.Module):
@@ -181,10 +186,31 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode == "auto":
         choice.correct_linears_(model, linears, [weights for _, weights in some])
-    model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
+    taken = tuple(inspect.signature(model.forward).parameters)
+    model.register_forward_pre_hook(functools.partial(_checked, taken), with_kwargs=True)
 
 
-def _check_inputs(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Embeddings come before the first of our modules, and make something of tensors without numbers."""
-    tensors = {f"input {number}": value for number, value in enumerate(given)} | named
-    guards.check_tensors(**{name: value for name, value in tensors.items() if isinstance(value, Tensor)})
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _checked(
+    names: tuple[str, ...], _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs as a model takes them, checked as encoders do. `names` are those of the model's own forward.
+
+    Embeddings come before the first of our modules, and make something of tensors without numbers.
+    """
+    guards.refuse_tracing()
+    given = tuple(_ready(*pair) for pair in zip(names, given, strict=False)) + given[len(names) :]
+    named = {name: _ready(name, value) for name, value in named.items()}
+    told = dict(zip(names, given, strict=False)) | named
+    rows = {name: told.get(name) for name in (*TOKENS, *EMBEDDED)}
+    guards.check_tensors(**{name: value for name, value in told.items() if isinstance(value, Tensor)} | rows)
+    guards.check_not_empty(**rows)
+    for name in TOKENS:
+        if (ids := told.get(name)) is not None and ids.dim() == 2:
+            guards.check_indices((ids.shape[0], ids.shape[1]), **{name: ids})
+    return given, named
+
+
+def _ready(name: str, value: Any) -> Any:
+    """A mask as a tensor; `generate` also makes several at once, by the kind of layer."""
+    return guards.as_mask(value) if name in MASKS and not isinstance(value, Mapping) else value

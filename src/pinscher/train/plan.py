@@ -166,13 +166,22 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
 
 
 def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
-    """The task with no more tokens than the model can take."""
+    """The task with no more tokens than the model can take; it must leave room for text."""
     limit = pretrained.max_tokens(config.model, tokenizer)
-    if task.max_length <= limit:
-        return task
-    if config.max_length is not None:
-        raise InputError(f"--max-length {config.max_length} is more than the {limit} tokens that {config.model} takes.")
-    return task.replace(max_length=limit)
+    if task.max_length > limit:
+        if config.max_length is not None:
+            raise InputError(
+                f"--max-length {config.max_length} is more than the {limit} tokens that {config.model} takes."
+            )
+        task = task.replace(max_length=limit)
+    texts = len(task.columns) - 1
+    special = int(tokenizer.num_special_tokens_to_add(pair=texts == 2))
+    if task.max_length < special + texts:  # the tokenizer would not cut at all, and say nothing
+        raise InputError(
+            f"--max-length {task.max_length} leaves no room for text: an example has {special} special tokens. Give at "
+            f"least {special + texts}."
+        )
+    return task
 
 
 def _sample(rows: Dataset, number: int) -> Any:

@@ -141,6 +141,12 @@ def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
         sites = find_sites(model)
     except ValueError as error:
         raise InputError(f"there is nothing to prune in {type(model).__name__}: {error}") from None
+    smallest = min(sites, key=lambda site: min(site.shape))
+    if rank > min(smallest.shape):  # an adapter could be everything that the matrix is, and need more memory
+        raise InputError(
+            f"--lora-rank {rank} is more than the rank of {smallest.name}, which is {smallest.shape[0]} × "
+            f"{smallest.shape[1]}: give at most {min(smallest.shape)}."
+        )
     heads = [n for n, m in model.named_children() if n != model.base_model_prefix and any(True for _ in m.parameters())]
     settings = peft.LoraConfig(
         r=rank,

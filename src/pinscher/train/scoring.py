@@ -14,7 +14,7 @@ from datasets import Dataset
 from pinscher import files
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
-from pinscher.runfolder import SCORES, RunFolder, check_writable
+from pinscher.runfolder import SCORES, RunFolder, check_writable, holding
 from pinscher.settings import COUNT, number
 from pinscher.train import data, pretrained
 from pinscher.train import folder as runfolder
@@ -131,11 +131,16 @@ def score(
     """
     if output is not None:
         check_writable(Path(output))
-    run, asked = run_of(model), exam(model, settings, split=split, batch_size=batch_size, stored=stored)
+    folder = Path(output) if output is not None else (RunFolder(model).scored if run_of(model) is not None else None)
+    with holding(folder or Path()):
+        asked = exam(model, settings, split=split, batch_size=batch_size, stored=stored)
+        return _score(asked, folder or Path(f"eval-{asked.config.task}"), meanwhile)
+
+
+def _score(asked: Exam, folder: Path, meanwhile: Callable[[Scored], None] | None) -> Scored:
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
     loaded = pretrained.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
-    folder = Path(output) if output else (RunFolder(run).scored if run is not None else Path(f"eval-{config.task}"))
     written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(
         model,
