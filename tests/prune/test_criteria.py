@@ -328,7 +328,7 @@ def test_l0_after_three_steps():
     for _ in range(3):
         gates = [gate_of(site) for site in run.sites]
         chances = torch.cat([(g.logits.detach() - 2 / 3 * np.log(0.1 / 1.1)).sigmoid().flatten() for g in gates])
-        expected = round(float(chances.sum())) / run.pruner.total
+        expected = int((chances * 1_000_000).long().sum()) / 1_000_000 / run.pruner.total
         multiplier = max(0.0, multiplier + 2.0 * (expected - run.pruner.schedule.density(run.pruner.t)))
         state, strength = torch.get_rng_state(), run.strength() * multiplier
         run.step()

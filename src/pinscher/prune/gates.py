@@ -37,6 +37,7 @@ from pinscher.settings import COUNT, NOT_NEGATIVE, RATE, Number, setting
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizos et al. 2018
 CLOSED = math.log(-GAMMA / ZETA)  # a hard-concrete gate is exactly zero at test time up to this logit
 LOGITS = 30  # a sigmoid of more is 1 in float32, and its gradient 0
+MILLION = 1_000_000
 REFERENCE = 85e6  # weights in BERT-base's blocks: penalties are the authors' for that many, and the same per weight
 
 
@@ -525,9 +526,11 @@ class _ConcreteGate(Gate):
         """Multiplies this rank's part of the weight by how far the gates are open at test time."""
         weight.mul_(self._openness(local(self.logits.detach())))
 
-    def expected(self) -> float:
-        """How many of this rank's gates are open, in expectation."""
-        return float(self._chances().sum(dtype=torch.float64))
+    def expected(self) -> int:
+        """How many of this rank's gates are open, in expectation, in millionths: whole numbers add up to the same on
+        any number of ranks.
+        """
+        return int((self._chances() * MILLION).long().sum())
 
     def close(self, zeros: Tensor) -> None:
         self.logits.data.masked_fill_(zeros, CLOSED - self.margin)
@@ -583,7 +586,7 @@ class L0(Gated[_ConcreteGate]):
         gates = self.gates(ranking)
         if gates[0].fixed:
             return 0.0
-        expected = ranking.ranks.count(round(sum(gate.expected() for gate in gates))) / ranking.total
+        expected = ranking.ranks.count(sum(gate.expected() for gate in gates)) / MILLION / ranking.total
         now = max(0.0, float(gates[0].multiplier) + self.pressure * (expected - schedule.density(t)))
         for gate in gates:
             gate.multiplier.fill_(now)
