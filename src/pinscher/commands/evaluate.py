@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pinscher.commands.console import hush, say, text
-from pinscher.commands.flags import given
+from pinscher.commands.flags import WHOLE, given, number
+from pinscher.settings import COUNT, NOT_NEGATIVE
 
 if TYPE_CHECKING:
     from pinscher.train.scoring import Scored
@@ -23,18 +24,15 @@ def command(
     split: Annotated[
         str | None, text("Split to answer instead of the test set: train, validation, or another that the data has.")
     ] = None,
-    rows: Annotated[int | None, text("Maximum number of test rows.")] = None,
-    max_length: Annotated[int | None, text("Maximum number of tokens of an example.")] = None,
-    stride: Annotated[int | None, text("Overlap of the windows of long contexts (qa).")] = None,
-    beams: Annotated[int | None, text("Number of beams when generating text.")] = None,
+    rows: Annotated[str | None, text("Maximum number of test rows.", WHOLE)] = None,
+    max_length: Annotated[str | None, text("Maximum number of tokens of an example.", WHOLE)] = None,
+    stride: Annotated[str | None, text("Overlap of the windows of long contexts (qa).", WHOLE)] = None,
+    beams: Annotated[str | None, text("Number of beams when generating text.", WHOLE)] = None,
     bleurt: Annotated[str | None, text("BLEURT checkpoint, for data-to-text.")] = None,
-    batch_size: Annotated[int | None, text("Examples in a batch; by default that of the run, else 64.")] = None,
+    batch_size: Annotated[str | None, text("Examples in a batch; by default that of the run, else 64.", WHOLE)] = None,
     output: Annotated[str | None, text("Folder for the predictions and scores.json.")] = None,
 ) -> None:
     """Score any checkpoint on a task's test set, and write its predictions in the benchmark's own format."""
-    from pinscher.train import scoring
-
-    hush()
     settings = given(
         {
             "task": task,
@@ -42,14 +40,18 @@ def command(
             "test_file": test_file,
             "text_column": text_column,
             "label_column": label_column,
-            "test_rows": rows,
-            "max_length": max_length,
-            "stride": stride,
-            "beams": beams,
+            "test_rows": number(COUNT, rows, "--rows"),
+            "max_length": number(COUNT, max_length, "--max-length"),
+            "stride": number(NOT_NEGATIVE, stride, "--stride"),
+            "beams": number(COUNT, beams, "--beams"),
             "bleurt": bleurt,
         }
     )
-    for line in _lines(scoring.score(model, settings, split=split, batch_size=batch_size, output=output)):
+    examples = number(COUNT, batch_size, "--batch-size")
+    from pinscher.train import scoring
+
+    hush()
+    for line in _lines(scoring.score(model, settings, split=split, batch_size=examples, output=output)):
         say(line)
 
 
