@@ -191,8 +191,8 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode == "auto":
         choice.mend_linears_(model, linears, [weights for _, weights in some])
-    names = tuple(inspect.signature(model.forward).parameters)
-    model.register_forward_pre_hook(functools.partial(_checked, names), with_kwargs=True)
+    inputs = tuple(inspect.signature(model.forward).parameters)
+    model.register_forward_pre_hook(functools.partial(_checked, inputs), with_kwargs=True)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
