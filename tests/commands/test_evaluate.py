@@ -24,7 +24,7 @@ def test_eval_of_anyones_checkpoint(command, sst2, tmp_path):
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
     assert "--task" in complaint(command("eval", "./theirs"))
     assert "--batch-size" in complaint(command("eval", "./theirs", *sst2[2:], "--batch-size", "-3"))
-    assert "--test-rows" in complaint(command("eval", "./theirs", *sst2[2:], "--rows", "0"))
+    assert "--rows must" in complaint(command("eval", "./theirs", *sst2[2:], "--rows", "0"))
     assert "--max-length 2 leaves no room" in complaint(command("eval", "./theirs", *sst2[2:], "--max-length", "2"))
     assert command("eval", "./theirs", *sst2[2:], "--max-length", "3", "--output", "short")[0] == 0
     assert "it has no classifier" in complaint(command("eval", str(sst2[1]), *sst2[2:]))

@@ -80,10 +80,25 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model):
         pretrained.load_tokenizer(str(model))
 
 
-def test_padding_of_the_embedding_is_fine(model):
+def with_rows(model: Path, rows: int) -> None:
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 128 * config["vocab_size"]}))
-    pretrained.load_tokenizer(str(model))
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+
+
+@pytest.mark.parametrize("multiple", [8, 64, 128])
+def test_padding_of_the_embedding_is_fine(model, multiple):
+    """To a multiple of what the hardware likes; and as far as twice the tokens."""
+    tokens = len(AutoTokenizer.from_pretrained(model))
+    for rows in (-(-tokens // multiple) * multiple, 2 * tokens):
+        with_rows(model, min(rows, 2 * tokens))
+        pretrained.load_tokenizer(str(model))
+
+
+def test_a_tokenizer_with_far_fewer_tokens_than_the_model_is_refused(model):
+    tokens = len(AutoTokenizer.from_pretrained(model))
+    with_rows(model, 2 * tokens + 1)
+    with pytest.raises(InputError, match=f"it knows {tokens} tokens, but the model has {2 * tokens + 1}. Give the tok"):
+        pretrained.load_tokenizer(str(model))
 
 
 @pytest.mark.parametrize(("unknown", "is_refused"), [(3, False), (4, False), (5, True), (8, True)])
@@ -111,6 +126,7 @@ def test_texts_of_digits_are_known_to_a_real_tokenizer(model, tmp_path):
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=128, **names).save_pretrained(model)
+    with_rows(model, len(signs))
     planned(model, csv_of([f"{31 * i} {i}" for i in range(60)], tmp_path / "train.csv"))
 
 

@@ -14,6 +14,7 @@ import typer
 from pinscher import settings
 from pinscher.commands import export
 from pinscher.commands.console import complaints, console, hush, megabytes, say, shown, table, text
+from pinscher.commands.flags import FRACTIONAL, WHOLE, number
 from pinscher.errors import InputError
 from pinscher.runfolder import RunFolder, check_writable, holding
 from pinscher.settings import COUNT, Number
@@ -33,8 +34,8 @@ def command(
     batch: Annotated[str, shown("Batch sizes, separated by commas.")] = "1,8",
     length: Annotated[str, shown("Sequence lengths in tokens, separated by commas.")] = "32,128,384",
     engine: Annotated[list[str] | None, typer.Option(help="Engine to time; by default all that are installed.")] = None,
-    threads: Annotated[int, shown("Threads of each engine; 0 means one for each core.")] = 0,
-    seconds: Annotated[float, shown("Approximate time to spend on each batch size and length.")] = 15.0,
+    threads: Annotated[str, shown("Threads of each engine; 0 means one for each core.", WHOLE)] = "0",
+    seconds: Annotated[str, shown("Approximate time to spend on each batch size and length.", FRACTIONAL)] = "15",
     output: Annotated[str | None, text("Folder for bench.json and bench.png; by default that of the run.")] = None,
 ) -> None:
     """Time a model in every installed engine, and recommend one."""
@@ -42,15 +43,14 @@ def command(
         settings.numbers_in(COUNT, text.split(","), f"--{name}", whole=True)
         for name, text in (("batch", batch), ("length", length))
     )
-    threads = settings.number(THREADS, threads, "--threads", whole=True)
-    seconds = settings.number(SECONDS, seconds, "--seconds")
+    cores = number(THREADS, threads, "--threads") or os.cpu_count() or 1
+    time = number(SECONDS, seconds, "--seconds", FRACTIONAL)
     hush()
     shapes = tuple((rows, tokens) for rows in sizes for tokens in lengths)
     folder = Path(output or (source if RunFolder(source).is_run else "."))
     check_writable(folder)
-    cores = threads or os.cpu_count() or 1
     with holding(folder):
-        report = run(source, shapes, engine, cores, folder, seconds, lambda line: say(line, complaints))
+        report = run(source, shapes, engine, cores, folder, time, lambda line: say(line, complaints))
     _show(report)
     say(f"\n{report['advice']}\n\n{folder / 'bench.json'}, bench.png")
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pinscher import compare as comparing
-from pinscher import settings
 from pinscher.commands.console import console, duration, hush, say, table
-from pinscher.commands.flags import given
+from pinscher.commands.flags import WHOLE, given, number
 from pinscher.errors import InputError
 from pinscher.settings import Number
 
@@ -26,8 +25,8 @@ OUTPUT = "runs/comparison"
 JOBS = Number(1, most=1024)
 
 
-def _axis(help: str, default: bool = False) -> Any:
-    return typer.Option(help=help, show_default=default, rich_help_panel="Comparison")
+def _axis(help: str, default: bool = False, metavar: str | None = None) -> Any:
+    return typer.Option(help=help, show_default=default, metavar=metavar, rich_help_panel="Comparison")
 
 
 def command(
@@ -59,14 +58,15 @@ def command(
     ] = None,
     config: Annotated[str | None, _axis("YAML file with all of this; flags win over it.")] = None,
     output: Annotated[str, _axis("Folder of the comparison.", True)] = OUTPUT,
-    jobs: Annotated[int, _axis("Number of runs side by side; they share the cores.", True)] = 1,
+    jobs: Annotated[str, _axis("Number of runs side by side; they share the cores.", True, WHOLE)] = "1",
     shard: Annotated[str, _axis("I/N: run only the I-th of N parts, a different one on each machine.", True)] = "1/1",
     ray: Annotated[
         str | None,
         _axis("Make the runs on this Ray cluster: HOST:PORT, auto or local. All nodes must share the output folder."),
     ] = None,
     cpus_per_run: Annotated[
-        int | None, _axis("With --ray: CPUs of a run; by default the smallest node's, divided by --jobs.")
+        str | None,
+        _axis("With --ray: CPUs of a run; by default the smallest node's, divided by --jobs.", metavar=WHOLE),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     **flags: Any,
@@ -77,27 +77,25 @@ def command(
     if recipe == "list":
         _show_tables()
         return
+    at_once, cpus = number(JOBS, jobs, "--jobs"), number(JOBS, cpus_per_run, "--cpus-per-run")
+    if cpus is not None and ray is None:
+        raise InputError("--cpus-per-run goes with --ray.")
     hush()
-    jobs = settings.number(JOBS, jobs, "--jobs", whole=True)
-    if cpus_per_run is not None:
-        if ray is None:
-            raise InputError("--cpus-per-run goes with --ray.")
-        cpus_per_run = settings.number(JOBS, cpus_per_run, "--cpus-per-run", whole=True)
     axes = {"methods": methods, "tasks": tasks, "sparsity": sparsity, "seeds": seeds, "search": search, "paper": paper}
     source = {"path": config, "ablation": ablation, "recipe": recipe}
     session = _session(given({**axes, **flags}), tune or [], source, Path(output), _part(shard))
     if dry_run or session.todo():
-        _show_plan(session, jobs)
+        _show_plan(session, at_once)
     if dry_run:
         return
     if ray is None or not session.todo():
-        _run(session, jobs)
+        _run(session, at_once)
         return
     from pinscher.compare import ray_cluster
 
-    same = f" --ray {ray}" + (f" --cpus-per-run {cpus_per_run}" if cpus_per_run else "")
-    with ray_cluster.connected(ray, session.output, jobs, cpus_per_run) as cluster:
-        _run(session, jobs, cluster, same)
+    same = f" --ray {ray}" + (f" --cpus-per-run {cpus}" if cpus else "")
+    with ray_cluster.connected(ray, session.output, at_once, cpus) as cluster:
+        _run(session, at_once, cluster, same)
 
 
 def _session(

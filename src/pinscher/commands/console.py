@@ -106,14 +106,14 @@ def complain(text: str) -> NoReturn:
 # ------------------------------------------------------------ options
 
 
-def text(help: str) -> Any:
+def text(help: str, metavar: str | None = None) -> Any:
     """An option whose help shows no default."""
-    return typer.Option(help=help, show_default=False)
+    return typer.Option(help=help, show_default=False, metavar=metavar)
 
 
-def shown(help: str) -> Any:
+def shown(help: str, metavar: str | None = None) -> Any:
     """An option whose help shows its default."""
-    return typer.Option(help=help)
+    return typer.Option(help=help, metavar=metavar)
 
 
 # ------------------------------------------------------------ units

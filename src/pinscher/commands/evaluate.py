@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pinscher.commands.console import hush, say, text
-from pinscher.commands.flags import given
+from pinscher.commands.flags import WHOLE, given, number
+from pinscher.settings import COUNT
 
 if TYPE_CHECKING:
     from pinscher.train.scoring import Scored
@@ -22,17 +23,18 @@ def command(
     split: Annotated[
         str | None, text("Split to answer instead of the test set: train, validation, or another that the data has.")
     ] = None,
-    rows: Annotated[int | None, text("Maximum number of test rows.")] = None,
-    batch_size: Annotated[int | None, text("Examples in a batch; by default that of the run, else 64.")] = None,
+    rows: Annotated[str | None, text("Maximum number of test rows.", WHOLE)] = None,
+    batch_size: Annotated[str | None, text("Examples in a batch; by default that of the run, else 64.", WHOLE)] = None,
     output: Annotated[str | None, text("Folder for the predictions and scores.json.")] = None,
     **flags: Any,
 ) -> None:
     """Score any checkpoint on a task's test set, and write its predictions in the benchmark's own format."""
+    settings = given({"task": task, "test_rows": number(COUNT, rows, "--rows"), **flags})
+    examples = number(COUNT, batch_size, "--batch-size")
     from pinscher.train import scoring
 
     hush()
-    settings = given({"task": task, "test_rows": rows, **flags})
-    for line in _lines(scoring.score(model, settings, split=split, batch_size=batch_size, output=output)):
+    for line in _lines(scoring.score(model, settings, split=split, batch_size=examples, output=output)):
         say(line)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pinscher import files, settings
+from pinscher import files
 from pinscher.commands.console import bar, hush, megabytes, say, shown, text
+from pinscher.commands.flags import WHOLE, number
 from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
@@ -35,7 +36,7 @@ def command(
     values: Annotated[str, shown("Values of the blocks: int8, int7, int6, int4, fp16, bf16, fp32, keep.")] = "int8",
     embeddings: Annotated[str, shown("The same for the embeddings.")] = KEEP,
     head: Annotated[str, shown("The same for the pooler and the head.")] = KEEP,
-    calibrate: Annotated[int, shown("Number of the run's training rows to choose scales by.")] = 0,
+    calibrate: Annotated[str, shown("Number of the run's training rows to choose scales by.", WHOLE)] = "0",
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Remove dead features and heads; outputs stay the same.")
     ] = False,
@@ -43,7 +44,7 @@ def command(
     push_to_hub: Annotated[str | None, text("Also upload the folder to this repository on the hub.")] = None,
 ) -> None:
     """Store a pruned model in a small file, or in another format."""
-    calibrate = settings.number(NOT_NEGATIVE, calibrate, "--calibrate", whole=True)
+    rows = number(NOT_NEGATIVE, calibrate, "--calibrate")
     hush()
     if form not in FORMATS:
         raise InputError(unknown("format", form, FORMATS) + ".")
@@ -53,7 +54,7 @@ def command(
     inside = run.export if form == "pinscher" else run.export_in(form)
     folder = inside if output is None else Path(output)
     written = [folder, run.export_scored] if score else [folder]
-    how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": calibrate}
+    how: dict[str, Any] = {"values": values, "embeddings": embeddings, "head": head, "calibrate": rows}
     with holding(*written):
         loaded = load(source)
         if output is None and loaded.run is None:

@@ -12,11 +12,13 @@ import typer
 
 from pinscher import settings
 from pinscher.errors import InputError
+from pinscher.settings import Number
 
 # How a flag is read. Numbers are taken as text: the setting's own check reads them, and says what is wrong with them.
 # Anything that is not here may be given repeatedly.
 KINDS: dict[str, Any] = {"str": str, "float": str, "int": str, "bool": bool}
-SHOWN = {"float": "<float>", "int": "<int>"}  # what the help calls the value
+WHOLE, FRACTIONAL = "<int>", "<float>"  # what the help calls a number
+SHOWN = {"float": FRACTIONAL, "int": WHOLE}
 GROUPS = ("Run", "Data", "Training", "Pruning")  # the parts of the help, in order
 
 
@@ -68,6 +70,15 @@ def _flag(field: dataclasses.Field[Any]) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[wanted | None, option]
     )
+
+
+def number(takes: Number, word: str | None, flag: str, metavar: str = WHOLE) -> Any:
+    """The number that a command's own flag was given as text; None if it was not given.
+
+    Raises:
+        InputError: in the words of a setting, if it is none or not one that the flag takes.
+    """
+    return None if word is None else settings.number(takes, word, flag, whole=metavar == WHOLE)
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:

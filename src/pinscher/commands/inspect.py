@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pinscher import settings
 from pinscher.commands.console import bar, hush, percent, say, size, text, wide
-from pinscher.commands.flags import given
+from pinscher.commands.flags import FRACTIONAL, WHOLE, given, number
 from pinscher.errors import InputError
 from pinscher.runfolder import RunFolder
 from pinscher.settings import COUNT, FINITE, SHARE
@@ -39,13 +39,15 @@ def command(
     rank: Annotated[bool, typer.Option(help="Compute the ranks, which takes most of the time.")] = True,
     json_file: Annotated[str | None, typer.Option("--json", help="Also write everything to this file.")] = None,
     mask_method: Annotated[str | None, text("How mask_scores prune, if the checkpoint does not say.")] = None,
-    mask_threshold: Annotated[float | None, text("Final threshold that mask_scores were trained with.")] = None,
+    mask_threshold: Annotated[
+        str | None, text("Final threshold that mask_scores were trained with.", FRACTIONAL)
+    ] = None,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Measure on a task how much each layer loses when pruned alone.")
     ] = False,
     task: Annotated[str | None, text("Task; by default that of the run.")] = None,
     levels: Annotated[str | None, text(f"Sparsities to try, separated by commas; by default {LEVELS}.")] = None,
-    rows: Annotated[int | None, text(f"Validation rows to score on; by default {ROWS}.")] = None,
+    rows: Annotated[str | None, text(f"Validation rows to score on; by default {ROWS}.", WHOLE)] = None,
     **flags: Any,
 ) -> None:
     """Analyse the sparsity of any checkpoint: pattern, dead rows and columns, rank, size in each codec."""
@@ -57,21 +59,19 @@ def command(
     asked = [*told, *(name for name, value in (("levels", levels), ("rows", rows)) if value is not None)]
     if asked and not sensitivity:
         raise InputError(f"--{asked[0].replace('_', '-')} goes with --sensitivity.")
-    tried = sorted(settings.numbers_in(SHARE, (levels or LEVELS).split(","), "--levels"))
-    if rows is not None:
-        settings.number(COUNT, rows, "--rows", whole=True)
-    if mask_threshold is not None:
-        settings.number(FINITE, mask_threshold, "--mask-threshold")
+    tried = sorted(settings.numbers_in(SHARE, (LEVELS if levels is None else levels).split(","), "--levels"))
+    most = number(COUNT, rows, "--rows")
+    threshold = number(FINITE, mask_threshold, "--mask-threshold", FRACTIONAL)
     if json_file is not None:
         check_file(json_file, "--json")
     hush(data=sensitivity)
     with bar("looking", console) as progress:
-        found = look(model, Rule(mask_method, mask_threshold), layers=layers, rank=rank, progress=progress)
+        found = look(model, Rule(mask_method, threshold), layers=layers, rank=rank, progress=progress)
     if sensitivity:
         from pinscher.train.sensitivity import measure
 
         with bar("pruning and scoring", console) as progress:
-            measured = measure(model, told, tried, ROWS if rows is None else rows, progress)
+            measured = measure(model, told, tried, ROWS if most is None else most, progress)
         found.sensitivity = asdict(measured)
     show(found, console)
     if sensitivity:

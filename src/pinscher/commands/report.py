@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pinscher import settings
-from pinscher.commands.console import say, text
+from pinscher.commands.console import say, shown, text
+from pinscher.commands.flags import FRACTIONAL, number
 from pinscher.settings import Number
 
 SECONDS = Number(0, 86_400, above=True)  # a day
@@ -21,11 +21,11 @@ def command(
     figures: Annotated[str | None, text("Also write every figure as PNG and SVG into this folder.")] = None,
     matrix: Annotated[str | None, text("Matrix whose pattern is drawn, by the end of its name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Rewrite the page until all runs have finished.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two rewrites, with --watch.")] = 5.0,
+    every: Annotated[str, shown("Seconds between two rewrites, with --watch.", FRACTIONAL)] = "5",
 ) -> None:
     """Show what pruning did on one HTML page, for one run or several side by side."""
-    every = settings.number(SECONDS, every, "--every")
+    seconds = number(SECONDS, every, "--every", FRACTIONAL)
     from pinscher.report import writing
 
-    for line in writing.run(runs, output, figures, matrix, every if watch else None):
+    for line in writing.run(runs, output, figures, matrix, seconds if watch else None):
         say(line)

@@ -21,6 +21,7 @@ from pinscher.train.tasks import Task
 
 WORD_STARTS = "▁Ġ"  # what marks the start of a word is no word
 MOST_UNKNOWN = 0.5  # of the tokens
+LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
 
 
 def load_tokenizer(model: str) -> Any:
@@ -47,6 +48,11 @@ def _check_vocabulary(model: str, tokenizer: Any) -> None:
     if isinstance(rows, int) and last >= rows:
         raise InputError(
             f"the tokenizer in {model} does not fit the model: {word!r} is token {last:,}, but the model has "
+            f"{rows:,}. Give the tokenizer that the model was trained with."
+        )
+    if isinstance(rows, int) and len(vocabulary) < LEAST_KNOWN * rows:
+        raise InputError(
+            f"the tokenizer in {model} does not fit the model: it knows {len(vocabulary):,} tokens, but the model has "
             f"{rows:,}. Give the tokenizer that the model was trained with."
         )
 
