@@ -90,6 +90,33 @@ def test_a_dense_run_without_checksums_is_taken_as_it_is(command, root, run):
     assert differences(run / "model", root / "whole" / "run" / "model") == []
 
 
+# ------------------------------------------------------------ the dense run's settings
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_edited_settings_of_the_dense_run_are_refused(status, command, run):
+    if status == "interrupted":
+        (run / "dense" / "result.json").unlink()
+    settings = run / "dense" / "config.yaml"
+    before = settings.read_text()
+    settings.write_text(before.replace("learning_rate: 0.0001", "learning_rate: 0.5", 1))
+    assert settings.read_text() != before
+    said = complaint(command("prune", "--resume", "run"))
+    assert "run/dense cannot be resumed with another learning_rate: it is 0.5 now" in said
+    assert f"Undo that change in {Path('run/dense/config.yaml')}" in said
+
+
+def test_lost_settings_of_the_dense_run_have_a_remedy_that_works(command, root, run):
+    (run / "dense" / "result.json").unlink()
+    (run / "dense" / "config.yaml").unlink()
+    said = complaint(command("prune", "--resume", "run"))
+    assert "dense/config.yaml is missing: put it back from a copy, or remove run/dense" in said
+    shutil.rmtree(run / "dense")
+    code, _, err = command("prune", "--resume", "run")
+    assert code == 0, err
+    assert differences(run / "model", root / "whole" / "run" / "model") == []
+
+
 # ------------------------------------------------------------ the teacher and the model
 
 

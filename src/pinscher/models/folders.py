@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ WIDTHS = (
 )
 FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # up to these, a count is never too large
 A_BYTE = 1024  # weights that a byte of a small file may stand for
+A_TENSOR = 64  # bytes that a tensor takes at least, with its name
 MOST_LAYERS = 1000  # where it is not known which file belongs to a config
 
 
@@ -39,8 +41,12 @@ def check(folder: Path) -> dict[str, Any]:
     """
     check_files(folder)
     settings = read_settings(folder)
-    weights = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    check_counts(settings, folder / CONFIG, sum(map(_tensors, weights)), sum(path.stat().st_size for path in weights))
+    found = [[path for path in folder.glob(f"*{ending}") if path.is_file()] for ending in (".safetensors", ".bin")]
+    weights = next(filter(None, found), [])  # the others are not read if there are safetensors
+    tensors = sum(map(_tensors, weights))
+    check_counts(settings, folder / CONFIG, tensors, sum(path.stat().st_size for path in weights))
+    if weights and not tensors:
+        check_layers(settings)
     return settings
 
 
@@ -115,7 +121,18 @@ def _numbers(settings: Any) -> Iterator[tuple[str, float]]:
 
 
 def _tensors(path: Path) -> int:
-    """How many tensors a safetensors file lists; 0 if it cannot be read, which its reader will say."""
+    """How many tensors a file of weights lists; 0 if it cannot be read, which its reader will say.
+
+    torch's files are zip archives with a member for each tensor. Earlier ones are not, and could only be unpickled.
+    """
+    if path.suffix == ".bin":
+        if not zipfile.is_zipfile(path):
+            return min(MOST_LAYERS, path.stat().st_size // A_TENSOR)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return sum("/data/" in name for name in archive.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            return 0
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0

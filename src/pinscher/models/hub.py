@@ -92,16 +92,18 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
     """A model by its class, and what transformers says of its loading.
 
     Raises:
-        InputError: with the file and the cause, if the model cannot be loaded, lacks a weight of its blocks, or has
-            one that is not finite.
+        InputError: with the file and the cause, if the model cannot be loaded, lacks a weight (a new head is none), or
+            has one that is not finite.
     """
+    from pinscher.models.wholeness import lacking  # needs torch, which knowing a place does not
+
     place = locate(model)
     try:
         loaded, told = kind.from_pretrained(place, **settings, output_loading_info=True)
     except Exception as error:  # transformers, torch and safetensors have many names for what can be wrong
         raise unreachable(model, "model", _mismatch(kind, place, settings, error)) from None
-    if lacking := sorted(name for name in told["missing_keys"] if name.startswith(_blocks(loaded))):
-        raise InputError(f"{model} lacks {lacking[0]}: it is not the whole model. Copy it again, or save it again.")
+    if absent := lacking(loaded, told["missing_keys"]):
+        raise InputError(f"{model} lacks {absent[0]}: it is not the whole model. Copy it again, or save it again.")
     _check_finite(loaded, Path(place))
     return loaded, told
 
@@ -127,15 +129,6 @@ def _file_with(name: str, folder: Path) -> Path:
             if any(name.endswith(key) or key.endswith(name) for key in file.keys()):  # noqa: SIM118
                 return path
     return folder
-
-
-def _blocks(model: Any) -> tuple[str, ...]:
-    """How the names of the weights in the blocks of the base model begin."""
-    from torch import nn
-
-    base = model.base_model
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
-    return tuple(f"{prefix}{name}." for name, module in base.named_modules() if isinstance(module, nn.ModuleList))
 
 
 def _mismatch(kind: Any, place: str, settings: dict[str, Any], error: Exception) -> Exception:

@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pinscher.errors import InputError
 from pinscher.models.blocks import is_conv1d
+from pinscher.models.wholeness import lacking
 from pinscher.store import payload
 from pinscher.store.file import EXPANSION, VERSION, Stored, size_of
 from pinscher.store.streams import DamagedError
@@ -84,21 +85,13 @@ def _check_complete(model: Any, stored: Stored, homes: dict[str, str]) -> None:
     groups = defaultdict(list)
     for key, parameter in model.named_parameters(remove_duplicate=False):
         groups[id(parameter)].append(key)
-    for keys in groups.values():
-        lacking = held.isdisjoint(ties.get(key, key) for key in keys)
-        if lacking and _must_be_stored(model, keys[0]) and not any(re.search(each, keys[0]) for each in ignored):
-            raise DamagedError(f"{stored.place} lacks {keys[0]}: it is not the whole model")
-
-
-def _must_be_stored(model: Any, key: str) -> bool:
-    """Whether no file of this model can be without a weight; a new head may be wanted, and a pooler be left out."""
-    base = model.base_model
-    if base is not model and type(model).__name__ in (getattr(model.config, "architectures", None) or ()):
-        return True
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
-    blocks = tuple(f"{prefix}{name}." for name, module in base.named_modules() if isinstance(module, nn.ModuleList))
-    owner = model.get_submodule(key.rpartition(".")[0])
-    return key.startswith(blocks) or (key.startswith(prefix) and isinstance(owner, nn.Embedding))
+    missing = [
+        keys[0]
+        for keys in groups.values()
+        if held.isdisjoint(ties.get(key, key) for key in keys) and not any(re.search(each, keys[0]) for each in ignored)
+    ]
+    if absent := lacking(model, missing):
+        raise DamagedError(f"{stored.place} lacks {absent[0]}: it is not the whole model")
 
 
 def _check_room(model: Any, stored: Stored, homes: dict[str, str]) -> None:

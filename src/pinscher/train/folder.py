@@ -213,6 +213,13 @@ def _check_settings(config: RunConfig, known: Mapping[str, Any], folder: RunFold
             )
 
 
+def check_unedited(folder: RunFolder) -> None:
+    """Refuses a run whose config.yaml was edited. A dense run's settings are made from those of the run around it, so
+    an edited one would be ignored.
+    """
+    _check_settings(config_of(folder.path), folder.read_config(), folder)
+
+
 def config_of(folder: str | Path) -> RunConfig:
     """The configuration of a run that exists."""
     run = RunFolder(folder)

@@ -117,10 +117,17 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
     )
     folder = RunFolder(inner.folder)
     with record.locked(folder):
+        if resume and folder.is_run:
+            record.check_unedited(folder)
         if resume and folder.is_finished and _is_whole(folder, config, console):
             if processes().is_main_process:
                 folder.remove_checkpoints()  # it was killed after its result was written
             return record.read_result(folder.path)
+        if resume and not folder.is_run and (folder.log.exists() or folder.checkpoints.exists()):
+            raise InputError(
+                f"{folder.config} is missing: put it back from a copy, or remove {folder}; --resume then makes the "
+                "dense run again."
+            )
         resume = resume and folder.is_run
         if not resume:
             folder.check_new(inner.overwrite)
