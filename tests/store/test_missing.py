@@ -140,8 +140,9 @@ def test_another_version_is_refused_by_both_readers(bert, reader, version):
     config = json.loads((bert / "config.json").read_text())
     config["quantization_config"]["version"] = version
     (bert / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"format version .*, this pinscher reads 1: update pinscher"):
+    with pytest.raises(InputError, match=r"format version .*, this pinscher reads 1: update pinscher") as told:
         READERS[reader](bert)
+    assert str(told.value).startswith(str(bert / "config.json"))
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -132,6 +132,7 @@ DAMAGES = {
     "another model's shapes": resized,
     "another model's names": renamed,
     "tensors lost": fewer_tensors,
+    "no checksums": lambda folder: (folder / "checksums.json").unlink(),
     "an empty folder": lambda folder: [path.unlink() for path in folder.iterdir()],
 }
 
@@ -174,6 +175,7 @@ def forget_checksums(run: Path) -> None:
     for step in sorted(found)[:-1]:
         shutil.rmtree(found[step])
     (newest(run) / checksums.NAME).unlink()
+    edit(newest(run) / "state.json", without("checked"))
 
 
 def events(run: Path) -> list[dict]:
@@ -218,7 +220,7 @@ def test_no_damage_costs_the_run(damage, cut):
     assert len(damages) == 1
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if not name.startswith("flipped")])
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if not name.startswith(("flipped", "no checksums"))])
 def test_without_checksums_every_damage_is_one_sentence(damage, cut, capsys):
     forget_checksums(cut)
     DAMAGES[damage](newest(cut))
@@ -278,7 +280,7 @@ def test_other_folders_beside_the_checkpoints_are_left_alone(cut, interrupted, c
 # ------------------------------------------------------------ the best model
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+@pytest.mark.parametrize("how", ["flip", "truncate", "remove", "no checksums"])
 def test_a_damaged_best_model_is_noticed_before_training_goes_on(how, interrupted, tmp_path, capsys):
     run = Path(shutil.copytree(interrupted / "best", tmp_path / "run"))
     path = run / "checkpoints" / "best" / "model.safetensors"
@@ -286,6 +288,8 @@ def test_a_damaged_best_model_is_noticed_before_training_goes_on(how, interrupte
         flip(path)
     elif how == "truncate":
         os.truncate(path, 999)
+    elif how == "no checksums":
+        (path.parent / checksums.NAME).unlink()
     else:
         shutil.rmtree(path.parent)
     before = (run / "log.jsonl").read_text()
@@ -295,7 +299,8 @@ def test_a_damaged_best_model_is_noticed_before_training_goes_on(how, interrupte
 
 
 def test_the_best_model_has_checksums(interrupted):
-    storage.check_weights(interrupted / "best" / "checkpoints" / "best")
+    run = interrupted / "best"
+    storage.check_weights(run / "checkpoints" / "best", newest(run))
     assert (interrupted / "best" / "checkpoints" / "best" / checksums.NAME).exists()
 
 

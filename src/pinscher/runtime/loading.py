@@ -88,7 +88,7 @@ def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:
     settings = getattr(config, "quantization_config", None)
     if not isinstance(settings, dict) or settings.get("quant_method") != "pinscher":
         raise InputError(f"{folder} is not stored in pinscher's format: load it with transformers and accelerate it.")
-    check_version(settings)
+    check_version(settings, folder / folders.CONFIG)
     return (folders.class_of(config, folder) if task is None else task), config
 
 

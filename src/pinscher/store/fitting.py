@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,12 +22,13 @@ from pinscher.store.file import EXPANSION, VERSION, Stored, size_of
 from pinscher.store.streams import DamagedError
 
 
-def check_version(settings: Any) -> None:
-    """Refuses a format that this version cannot read; `settings` is what config.json says of it."""
+def check_version(settings: Any, path: Path) -> None:
+    """Refuses a format that this version cannot read; `settings` is what the config.json at `path` says of it."""
     version = settings.get("version") if isinstance(settings, dict) else None
     if type(version) is not int or version != VERSION:
         raise InputError(
-            f"the model has format version {str(version)[:20]!r}, this pinscher reads {VERSION}: update pinscher."
+            f"{path} says that the model has format version {str(version)[:20]!r}, this pinscher reads {VERSION}: "
+            "update pinscher."
         )
 
 

@@ -59,7 +59,6 @@ class PinscherQuantizer(HfQuantizer):
         self.failure: Exception | None = None  # transformers has one text for whatever an operation raises
 
     def validate_environment(self, *_: Any, **__: Any) -> None:
-        check_version({"version": getattr(self.quantization_config, "version", None)})
         if not self.pre_quantized:
             raise InputError("the model is not stored in pinscher's format: pinscher.save_pretrained stores it so.")
 
@@ -75,6 +74,7 @@ class PinscherQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         files = [Path(path) for path in kwargs["checkpoint_files"] or ()]
         home = Path(getattr(model, "name_or_path", None) or "?")
+        check_version({"version": getattr(self.quantization_config, "version", None)}, home / folders.CONFIG)
         inside = not home.is_dir() or all(path.parent.resolve().is_relative_to(home.resolve()) for path in files)
         if not files or len({path.parent for path in files}) > 1 or not inside:
             raise DamagedError(f"{home}: the index of the model names files outside its folder, or none")

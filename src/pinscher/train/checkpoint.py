@@ -25,6 +25,7 @@ from pinscher.train.checksums import DamagedError
 
 TENSORS, VALUES = "state.safetensors", "state.json"
 FORMAT = 1
+CHECKED = "checked"  # says that the folder was written with checksums; earlier versions wrote none
 
 
 def save(folder: str | os.PathLike[str], **states: Any) -> Path:
@@ -40,9 +41,9 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 
 
 def write(folder: Path, **states: Any) -> None:
-    """The same into a folder as it is, for one that `whole` gave; without checksums."""
+    """The same into a folder as it is, for one that `whole` gave; the checksums are the caller's to write."""
     tensors: dict[str, Tensor] = {}
-    text = json.dumps({"format": FORMAT, "states": plain(states, tensors)})
+    text = json.dumps({"format": FORMAT, CHECKED: True, "states": plain(states, tensors)})
     # Copies of their own: safetensors refuses tensors that share memory.
     save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, folder / TENSORS)
     (folder / VALUES).write_text(text)
@@ -82,6 +83,8 @@ def read_values(path: Path, wanted: int) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: it is not a checkpoint's")
     if values["format"] != wanted:
         raise ValueError(f"the checkpoint in {path.parent} has format {values['format']}; this pinscher reads {wanted}")
+    if values.get(CHECKED) and not (path.parent / checksums.NAME).exists():
+        raise DamagedError(f"{path.parent / checksums.NAME} is missing")
     return values
 
 

@@ -53,14 +53,14 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 
 
 def write(folder: Path, **states: Any) -> None:
-    """The same into a folder as it is, for one that `whole` gave."""
+    """The same into a folder as it is, for one that `whole` gave; a `checked` one."""
     tensors: dict[str, Tensor] = {}
     plain = checkpoint.plain(states, tensors)
     described = {name: _description(tensor) for name, tensor in tensors.items()}
     stored = _apart({name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()})
     state_dict_saver.save(stored, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     if dist.get_rank() == 0:
-        text = json.dumps({"format": FORMAT, "states": plain, "tensors": described})
+        text = json.dumps({"format": FORMAT, checkpoint.CHECKED: True, "states": plain, "tensors": described})
         (folder / VALUES).write_text(text)
 
 

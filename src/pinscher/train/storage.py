@@ -129,11 +129,13 @@ def check(folder: Path) -> None:
     _check_tensors(folder)
 
 
-def check_weights(folder: Path) -> None:
-    """The same for weights alone."""
+def check_weights(folder: Path, beside: Path) -> None:
+    """The same for weights alone; they have checksums if the checkpoint `beside` them has."""
     folder = files.last_whole(folder)
     if not folder.is_dir():
         raise DamagedError(f"{folder} is missing")
+    if (beside / checksums.NAME).exists() and not (folder / checksums.NAME).exists():
+        raise DamagedError(f"{folder / checksums.NAME} is missing")
     checksums.verify(folder)
     _check_tensors(folder)
 

@@ -509,7 +509,7 @@ class PinsTrainer(Trainer):
                 self.average.load_state_dict(states["average"])
             self.best, self._rng = states["best"], states["rng"]
         if self.select == "best" and self.best is not None:  # better now than after hours of training
-            self._agreed(lambda: storage.check_weights(self._best_folder))
+            self._agreed(lambda: storage.check_weights(self._best_folder, Path(checkpoint_folder)))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
