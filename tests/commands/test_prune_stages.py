@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -140,6 +141,42 @@ def test_a_new_export_is_scored_anew(command, flags, unbroken, tmp_path, monkeyp
     assert not (RunFolder("out").export_scored / "scores.json").exists()
     assert command("prune", "--resume", "out")[0] == 0
     assert differences(tmp_path / "out", unbroken / "out") == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["cut", "removed"])
+def test_a_damaged_export_is_made_again(name, how, command, unbroken, tmp_path):
+    shutil.copytree(unbroken / "out", tmp_path / "out")
+    path = tmp_path / "out" / "export" / name
+    if how == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        path.unlink()
+    code, out, err = command("prune", "--resume", "out")
+    assert code == 0, err
+    assert "accuracy" in out
+    assert differences(tmp_path / "out", unbroken / "out") == []
+
+
+def test_something_else_in_place_of_the_export_is_left_alone(command, unbroken, tmp_path):
+    shutil.copytree(unbroken / "out", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "export")
+    (tmp_path / "out" / "export").mkdir()
+    (tmp_path / "out" / "export" / "model.onnx").write_text("mine")
+    assert "holds something else" in complaint(command("prune", "--resume", "out"))
+    assert (tmp_path / "out" / "export" / "model.onnx").read_text() == "mine"
+
+
+def test_an_export_is_not_made_of_a_damaged_model(command, unbroken, tmp_path):
+    shutil.copytree(unbroken / "out", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "export")
+    path = tmp_path / "out" / "model" / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    said = complaint(command("prune", "--resume", "out"))
+    assert "model/model.safetensors is damaged" in said
+    assert "--overwrite" in said
+    assert not (tmp_path / "out" / "export").exists()
 
 
 def test_a_removed_folder_leaves_no_half(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -113,14 +114,17 @@ def _is_wanted(settings: RunConfig) -> bool:
 def _store(done: Result, settings: RunConfig) -> views.Stored:
     """Writes the small file beside the model, all in INT8, and scores it unless that means generating text.
 
-    What an earlier sitting has done is not done again.
+    What an earlier sitting has done is not done again, unless it was damaged since.
     """
-    from pinscher import native
+    from pinscher import files, native
     from pinscher.commands import export
     from pinscher.runtime.loading import load
 
     output, source = RunFolder(settings.folder).export, export.finished(done)
-    if not output.exists():
+    if not _loads(output):
+        if output.exists() and not _is_ours(output):
+            raise InputError(f"{output} holds something else than the small file: move it away, and resume again.")
+        files.remove(output)
         scores = export.small(source, output, embeddings="int8", head="int8", score=_is_scored(settings))
     else:
         scores = export.scored(source, output) if _is_scored(settings) else {}
@@ -136,7 +140,40 @@ def _is_scored(settings: RunConfig) -> bool:
 def _is_stored_already(settings: RunConfig) -> bool:
     """Whether the small file is there, and scored where it has to be."""
     run = RunFolder(settings.folder)
-    return run.export.exists() and (not _is_scored(settings) or (run.export_scored / SCORES).exists())
+    return _loads(run.export) and (not _is_scored(settings) or (run.export_scored / SCORES).exists())
+
+
+def _loads(output: Path) -> bool:
+    """Whether the small file is there, whole, with its tokenizer; its weights have checksums."""
+    from pinscher.commands import export
+    from pinscher.train import pretrained
+
+    if not output.exists():
+        return False
+    try:
+        pretrained.load_tokenizer(str(output))
+        export.load(str(output))
+    except InputError:
+        return False
+    return True
+
+
+def _is_ours(output: Path) -> bool:
+    """Whether a folder that does not load is what is left of a small file: its settings or its card say so."""
+    from pinscher.store import saving
+
+    card = output / "README.md"
+    return saving.is_ours(output) or (card.is_file() and b"pinscher" in card.read_bytes())
+
+
+def _check_model(run: RunFolder) -> None:
+    """Refuses to store a model that was damaged since it was saved."""
+    from pinscher.train import folder as runfolder
+
+    try:
+        runfolder.check_model(run)
+    except InputError as damage:
+        raise InputError(f"{damage}. Put the file back from a copy, or make the run again with --overwrite.") from None
 
 
 def _resume_finished(settings: RunConfig) -> None:
@@ -148,6 +185,8 @@ def _resume_finished(settings: RunConfig) -> None:
     from pinscher.train.processes import processes
 
     run, is_done = RunFolder(settings.folder), not _is_wanted(settings) or _is_stored_already(settings)
+    if not is_done:
+        _check_model(run)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if is_first_process():
         run.remove_checkpoints()
