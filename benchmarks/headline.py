@@ -1,7 +1,7 @@
 """The README's first table: a model that was really pruned, beside what its user would run instead.
 
     python benchmarks/heldout.py "$DATA/sst2" heldout
-    FILES="--task sst2 --train-file heldout/train.jsonl --test-file heldout/test.jsonl --epochs 3"
+    FILES="--recipe none --task sst2 --train-file heldout/train.jsonl --test-file heldout/test.jsonl --epochs 3"
     pinscher prune $FILES --method dense --learning-rate 1e-4 --output runs/dense
     pinscher prune $FILES --model runs/dense/model --sparsity 0.8 --learning-rate 3e-4 --temperature 2 \
         --objective knowledge-distillation --teacher runs/dense/model --output runs/pruned

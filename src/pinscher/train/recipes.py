@@ -1,7 +1,7 @@
 """Named settings: `best/…`, ours, and `paper/…`, every cell of the paper's tables.
 
 `best/BUDGET` is what `pinscher prune` does where nothing else is asked for: fine-tune densely, then prune that model
-while it learns from itself as it was, logits and hidden states (docs/results.md has the evidence).
+while it learns from itself as it was, logits and hidden states (docs/prune.md).
 
 The paper states the learning rate, the schedule and the batch sizes it searched; the reference script gives RTE, and
 PLATON's scripts the epochs, warm-up and cool-down of the other tasks. A cell is MODEL x TASK x SPARSITY;
