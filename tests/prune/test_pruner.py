@@ -188,8 +188,10 @@ def test_learned_masks_need_their_own_group(method):
     with pytest.raises(ValueError, match="share a parameter group"):
         pruner.attach(torch.optim.AdamW(net.parameters(), lr=1e-3))
     groups = pruner.param_groups()
-    assert groups[1]["lr"] == pruner.criterion.score_lr
-    pruner.attach(torch.optim.AdamW(groups, lr=1e-3))
+    assert groups[1].get("lr") == pruner.criterion.score_lr
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    assert optimizer.param_groups[1]["lr"] == (pruner.criterion.score_lr or 1e-3)  # none of its own: the model's
+    pruner.attach(optimizer)
     (only,) = pruner.param_groups(gates_only=True)
     assert [*map(id, only["params"])] == [*map(id, groups[1]["params"])]
 

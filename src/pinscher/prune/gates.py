@@ -506,8 +506,8 @@ class _ConcreteGate(Gate):
         self.register_buffer("multiplier", torch.tensor(1.0, dtype=torch.float64))  # of the penalty, for all gates
 
     def gated(self, weight: Tensor) -> Tensor:
-        if self.fixed:
-            return weight * self.mask
+        if self.fixed:  # DDP waits for a gradient of every parameter in every step, of the logits too
+            return weight * self.mask + 0 * self.logits
         if not self.training:
             return weight * self._openness(self.logits)
         noise = torch.empty_like(self.logits).uniform_(1e-6, 1 - 1e-6).logit_()
