@@ -14,7 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pinscher import settings
 from pinscher.registry import Registry
+from pinscher.settings import COUNT, NOT_NEGATIVE, Number
+
+STEPS = {"total": COUNT, "interval": COUNT, "warmup": NOT_NEGATIVE, "cooldown": NOT_NEGATIVE}
+DENSITY = Number(0, 1)
 
 
 @dataclass(frozen=True)
@@ -42,15 +47,10 @@ class Schedule:
     once: ClassVar[bool] = False  # whether the mask stays fixed after the first masking
 
     def __post_init__(self) -> None:
-        for name in ("total", "interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "cooldown"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+        for name, takes in STEPS.items():
+            settings.number(takes, getattr(self, name), name, whole=True)
         for name in ("final", "initial", "jump"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} density must lie between 0 and 1, not {getattr(self, name)}")
+            settings.number(DENSITY, getattr(self, name), f"{name} density")
         if self.jump < self.final:
             raise ValueError(f"the jump to density {self.jump:g} goes beyond the final density {self.final:g}")
         if self.jump < 1.0 and self.once:

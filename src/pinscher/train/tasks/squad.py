@@ -18,7 +18,9 @@ from uuid import uuid4
 import numpy as np
 from datasets import Dataset
 
+from pinscher import settings
 from pinscher.errors import InputError
+from pinscher.settings import COUNT, NOT_NEGATIVE
 from pinscher.train import formats, metrics
 from pinscher.train.tasks.task import Outputs, Reader, Task, add, write_lines
 
@@ -60,9 +62,8 @@ class Spans(Task):
         return (self.question_column, self.context_column, self.answers_column)
 
     def __post_init__(self) -> None:
-        for name, least in (("stride", 0), ("n_best", 1), ("max_answer", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        for name, takes in (("stride", NOT_NEGATIVE), ("n_best", COUNT), ("max_answer", COUNT)):
+            settings.number(takes, getattr(self, name), name, whole=True)
 
     def reader(self, suffix: str) -> Reader | None:
         plain = formats.PLAIN[suffix] if suffix in (".json", ".jsonl") else None
