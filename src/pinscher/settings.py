@@ -137,6 +137,7 @@ SHARE = Number(0, 1, above=True, below=True)
 STEPS = Number(0, most=MOST, steps=True, words="must be a number of steps, or a fraction below 1;")
 RATE = Number(0, above=True, most=10)  # a learning rate: AdamW moves a weight about so far in a step
 SEED = Number(0, 2**32 - 1)  # numpy's limit; torch takes more
+SECONDS = Number(0, 86_400, above=True)  # at most a day
 
 
 # ------------------------------------------------------------ fields

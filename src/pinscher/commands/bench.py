@@ -17,7 +17,7 @@ from pinscher.commands.console import complaints, console, hush, megabytes, say,
 from pinscher.commands.flags import FRACTIONAL, WHOLE, number
 from pinscher.errors import InputError
 from pinscher.runfolder import RunFolder, check_writable, holding
-from pinscher.settings import COUNT, Number
+from pinscher.settings import COUNT, SECONDS, Number
 
 if TYPE_CHECKING:
     from pinscher.runtime.engines import Worker
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 CALIBRATION = 256  # rows on which the INT8 scales of other engines are measured
 PROBE = 8  # tokens of an engine's first call
 THREADS = Number(0, 4096)
-SECONDS = Number(0, 86_400, above=True)  # a day
 SAMPLE = (16, 64)  # rows and tokens on which engines are compared if there is no task
 
 

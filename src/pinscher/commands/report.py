@@ -8,9 +8,7 @@ import typer
 
 from pinscher.commands.console import say, shown, text
 from pinscher.commands.flags import FRACTIONAL, number
-from pinscher.settings import Number
-
-SECONDS = Number(0, 86_400, above=True)  # a day
+from pinscher.settings import SECONDS
 
 
 def command(
