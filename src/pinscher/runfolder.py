@@ -55,6 +55,7 @@ class RunFolder:
         self.export = self.path / "export"
         self.scored = self.path / "eval"  # what `pinscher eval` wrote
         self.export_scored = self.path / "eval-export"  # the same, of the stored model
+        self.export_scores = self.export_scored / SCORES
 
     def export_in(self, form: str) -> Path:
         """Where `pinscher export` puts the run's model in one of the other formats."""
@@ -229,6 +230,10 @@ class RunFolder:
 
     def write_bench(self, report: Mapping[str, Any]) -> None:
         _write_json(self.bench, report)
+
+    def read_export_scores(self) -> dict[str, float]:
+        """The scores of the small file on the test set; none if it was not scored."""
+        return read_json(self.export_scores).get("metrics") or {}
 
     # ------------------------------------------------------------ log.jsonl
 

@@ -16,7 +16,7 @@ from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
 from pinscher.registry import unknown
-from pinscher.runfolder import SCORES, RunFolder, check_writable, holding
+from pinscher.runfolder import RunFolder, check_writable, holding
 from pinscher.settings import NOT_NEGATIVE
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def small(
     made = {"values": values, "embeddings": embeddings, "head": head, "tokenizer": source.tokenizer}
     batches = calibration(source, calibrate) if calibrate else None
     if score and source.run is not None:
-        (RunFolder(source.run).export_scored / SCORES).unlink(missing_ok=True)  # of an earlier export
+        RunFolder(source.run).export_scores.unlink(missing_ok=True)  # of an earlier export
     saving.save_pretrained(source.model, output, **made, calibration=batches, facts=source.facts, progress=progress)
     scores = scored(source, output) if score else {}
     if push_to_hub is not None:

@@ -14,7 +14,7 @@ from pinscher.commands import views
 from pinscher.commands.console import hush, is_first_process, screen, text
 from pinscher.commands.flags import given
 from pinscher.errors import InputError
-from pinscher.runfolder import SCORES, RunFolder
+from pinscher.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from pinscher.train.config import RunConfig
@@ -140,7 +140,7 @@ def _is_scored(settings: RunConfig) -> bool:
 def _is_stored_already(settings: RunConfig) -> bool:
     """Whether the small file is there, and scored where it has to be."""
     run = RunFolder(settings.folder)
-    return _loads(run.export) and (not _is_scored(settings) or (run.export_scored / SCORES).exists())
+    return _loads(run.export) and (not _is_scored(settings) or run.export_scores.exists())
 
 
 def _loads(output: Path) -> bool:

@@ -16,7 +16,6 @@ from pinscher.report import analysis, bitmaps, runs
 from pinscher.report.analysis import Array
 from pinscher.report.bitmaps import Pattern
 from pinscher.report.runs import Log, Run, Series
-from pinscher.runfolder import read_json
 
 TEACHERS = 1000  # marks at most
 CURVES = ("loss", "loss_er", "loss_sr", "lr")
@@ -199,7 +198,7 @@ def _twin(run: Run, weights: _Weights, limit: float) -> Table:
 
 def _files(run: Run) -> Table:
     """Bytes of the weights, as trained and as stored; scores as stored."""
-    stored = read_json(run.files.export_scored / "scores.json").get("metrics") or {}
+    stored = run.files.read_export_scores()
     return {"model": runs.size(run.files.model), "export": runs.size(run.files.export), "stored": stored}
 
 
