@@ -19,7 +19,6 @@ import datasets
 import numpy as np
 import torch
 import transformers
-from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from pinscher import __version__
@@ -31,7 +30,7 @@ from pinscher.train import checksums
 from pinscher.train.checksums import DamagedError
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.plan import PLACES, Plan
-from pinscher.train.processes import processes
+from pinscher.train.processes import agreed, processes
 
 WEIGHTS = (".safetensors", ".bin")  # files of weights
 # What may be different when a run is resumed: places, whose content is checked, and what does not touch the training.
@@ -72,16 +71,9 @@ class Result:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Holds a run folder for all processes that train together: the first locks it, and all raise if it cannot."""
+    processes()  # joins them
     with contextlib.ExitStack() as stack:
-        said: list[str | None] = [None]
-        if processes().is_main_process:
-            try:
-                stack.enter_context(folder.locked())
-            except InputError as error:
-                said = [str(error)]
-        broadcast_object_list(said)
-        if said[0] is not None:
-            raise InputError(said[0])
+        agreed(lambda: stack.enter_context(folder.locked()))
         yield
 
 
@@ -267,16 +259,16 @@ def check_model(folder: RunFolder) -> None:
     Raises:
         DamagedError: with the file and what is wrong with it.
     """
-    said: list[str | None] = [None]
-    if processes().is_main_process:
+
+    def look() -> None:
         try:
             if (manifest := folder.read_result().get("checksums")) is not None:
                 checksums.compare(folder.model, manifest, folder.result)
         except InputError as error:
-            said = [str(error)]
-    broadcast_object_list(said)
-    if said[0] is not None:
-        raise DamagedError(said[0])
+            raise DamagedError(str(error)) from None
+
+    processes()  # joins them
+    agreed(look)
 
 
 def read_result(folder: str | Path) -> Result:

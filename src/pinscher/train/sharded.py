@@ -33,6 +33,7 @@ from pinscher import files
 from pinscher.prune.sharding import local, mesh_of, reshard
 from pinscher.train import checkpoint, checksums
 from pinscher.train.checksums import DamagedError
+from pinscher.train.processes import agreed
 
 VALUES = "sharded.json"
 FORMAT = 1
@@ -78,7 +79,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = F
     if mesh is None:
         raise ValueError("the model is not sharded: call fully_shard before a sharded checkpoint is loaded")
     if not verified:
-        _verify_together(folder)
+        agreed(lambda: checksums.verify(folder))
     values = checkpoint.read_values(folder / VALUES, FORMAT)
     try:
         tensors = {name: _empty(described, mesh) for name, described in values["tensors"].items()}
@@ -91,19 +92,6 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = F
         causes = [str(cause[0]) for cause in error.failures.values()]
         raise DamagedError(f"the checkpoint in {folder} is damaged: {causes[0]}") from None
     return checkpoint.restored_states(values, tensors, folder)
-
-
-def _verify_together(folder: Path) -> None:
-    """The first process compares the checksums; all of them raise what it finds."""
-    said: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            checksums.verify(folder)
-        except DamagedError as damage:
-            said = [str(damage)]
-    dist.broadcast_object_list(said)
-    if said[0] is not None:
-        raise DamagedError(said[0])
 
 
 def is_there(folder: str | os.PathLike[str]) -> bool:

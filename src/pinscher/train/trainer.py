@@ -30,6 +30,7 @@ from pinscher.runfolder import CHECKPOINT
 from pinscher.train import checkpoint, fsdp, randomness, rates, storage
 from pinscher.train.batches import EpochSampler, EpochTeller, calibration_batches, counted, kind_of
 from pinscher.train.config import RunConfig
+from pinscher.train.processes import agreed
 from pinscher.train.storage import Student, plain
 
 TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # what the log calls them
@@ -339,7 +340,7 @@ class PinsTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.newest_checkpoint() or True  # the Trainer says that there is none
         elif resume_from_checkpoint and Path(resume_from_checkpoint) != self._checked:
-            self._agreed(lambda: storage.check(Path(resume_from_checkpoint)))
+            agreed(lambda: storage.check(Path(resume_from_checkpoint)))
         starting = self.args.eval_on_start
         self.args.eval_on_start = starting and not resume_from_checkpoint  # a resumed run has its teacher
         try:
@@ -367,25 +368,11 @@ class PinsTrainer(Trainer):
         Raises:
             InputError: if all checkpoints are damaged.
         """
-        found, damages = self._agreed(lambda: storage.newest_whole(Path(str(self.args.output_dir))))
-        if damages and self.args.process_index == 0:
+        found, damages = agreed(lambda: storage.newest_whole(Path(str(self.args.output_dir))))
+        if found is not None and damages and self.args.process_index == 0:
             say(f"{'; '.join(damages)}: continuing from {found.name}, the checkpoint before")
         self._checked = found
         return None if found is None else str(found)
-
-    def _agreed(self, look: Callable[[], Any]) -> Any:
-        """What the first process finds, on all of them; what it raises, all raise."""
-        found: list[Any] = [None, None]
-        if self.args.process_index == 0:
-            try:
-                found[0] = look()
-            except InputError as error:
-                found[1] = str(error)
-        if self.args.world_size > 1:
-            broadcast_object_list(found)
-        if found[1] is not None:
-            raise InputError(found[1])
-        return found[0]
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run killed after its last step is resumed with nothing left to train, but the Trainer would go on.
@@ -509,7 +496,7 @@ class PinsTrainer(Trainer):
                 self.average.load_state_dict(states["average"])
             self.best, self._rng = states["best"], states["rng"]
         if self.select == "best" and self.best is not None:  # better now than after hours of training
-            self._agreed(lambda: storage.check_weights(self._best_folder, Path(checkpoint_folder)))
+            agreed(lambda: storage.check_weights(self._best_folder, Path(checkpoint_folder)))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
