@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from pinscher import files
 from pinscher.errors import InputError, first_line
-from pinscher.models import blocks
+from pinscher.models import blocks, folders
 from pinscher.models.blocks import Matrix
 from pinscher.models.names import Place
 from pinscher.models.sizes import uneven
@@ -155,7 +154,7 @@ def densities(model: nn.Module) -> dict[Place, float]:
 
 def rewrite_card(folder: Path, model: Any, facts: Mapping[str, Any]) -> None:
     """Tells the card of a stored model more facts."""
-    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    settings = folders.read_settings(folder)["quantization_config"]
     size = sum(path.stat().st_size for path in file.files_of(folder))
     files.write_text(folder / "README.md", card.text(model, size, facts, settings, densities(model)))
 
@@ -215,7 +214,7 @@ def check_values(*names: str) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether a folder is one that `save_pretrained` wrote."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-        return bool(config["quantization_config"]["quant_method"] == "pinscher")
-    except (OSError, ValueError, KeyError, TypeError):
+        told = folders.read_settings(folder).get("quantization_config")
+    except InputError:
         return False
+    return isinstance(told, dict) and told.get("quant_method") == "pinscher"
