@@ -1,4 +1,4 @@
-"""`pinscher bench`: time a run or any model in every engine, and score it there if a run knows its task."""
+"""`pinscher bench`: time any model in every engine; a run is also scored in each."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def run(
 
 
 def _score(place: str, ready: dict[str, Worker], report: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Scores each engine on the run's test set; agreement is then that of the answers."""
+    """Scores each engine on the run's test set; agreement is then measured on the answers."""
     from pinscher.runtime import bench
     from pinscher.train import scoring
     from pinscher.train.evaluation import evaluate
@@ -126,7 +126,7 @@ def _score(place: str, ready: dict[str, Worker], report: dict[str, Any], say: Ca
 
 
 def as_model(worker: Worker) -> Any:
-    """An engine in the shape of a torch model, so that tasks can score it."""
+    """Wraps an engine as a torch model, so that tasks can score it."""
     import torch
     from torch import Tensor, nn
 

@@ -26,7 +26,7 @@ DEMO = {"baseline": True, "rows": 2400, "epochs": 2.0, "output": "runs/demo"}
 
 
 def command(
-    config: Annotated[str | None, text("YAML file with settings; flags win over it.")] = None,
+    config: Annotated[str | None, text("YAML file with settings; flags override it.")] = None,
     resume: Annotated[str | None, text("Continue the run in this folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     **flags: Any,
@@ -67,7 +67,7 @@ def command(
 
 
 def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
-    """Recipe, then file, then flags; the later one wins. The recipe is the best one known where none is named."""
+    """Recipe, then file, then flags; later ones win. Without a named recipe, the best one known is used."""
     from pinscher.train import recipes
     from pinscher.train.config import RunConfig
 
@@ -84,7 +84,7 @@ def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
 
 
 def _sized(settings: RunConfig, to: Console) -> RunConfig:
-    """The same settings with the sparsity at which the small file has the size that --target-size asks for."""
+    """The same settings with the sparsity that gives a small file of --target-size."""
     from pinscher.store import budget
     from pinscher.train import plan, pretrained
 
@@ -114,7 +114,7 @@ def _is_wanted(settings: RunConfig) -> bool:
 def _store(done: Result, settings: RunConfig) -> views.Stored:
     """Writes the small file beside the model, all in INT8, and scores it unless that means generating text.
 
-    What an earlier sitting has done is not done again, unless it was damaged since.
+    Work that was done before an interruption is not repeated, unless its files were damaged since.
     """
     from pinscher import files, native
     from pinscher.commands import export
@@ -159,7 +159,7 @@ def _loads(output: Path) -> bool:
 
 
 def _is_ours(output: Path) -> bool:
-    """Whether a folder that does not load is what is left of a small file: its settings or its card say so."""
+    """Whether a folder that does not load is the rest of a small file, as its settings or its card show."""
     from pinscher.store import saving
 
     card = output / "README.md"
@@ -177,7 +177,7 @@ def _check_model(run: RunFolder) -> None:
 
 
 def _resume_finished(settings: RunConfig) -> None:
-    """Makes up for what was left to do when a run was killed after its result was written: the small file, its scores.
+    """Completes a run that was killed after its result was written: the small file, its scores.
 
     Of several processes the first does it.
     """

@@ -17,7 +17,7 @@ def command(
         str | None, text("Page to write; by default RUN/report.html, or report.html for several runs.")
     ] = None,
     figures: Annotated[str | None, text("Also write every figure as PNG and SVG into this folder.")] = None,
-    matrix: Annotated[str | None, text("Matrix whose pattern is drawn, by the end of its name.")] = None,
+    matrix: Annotated[str | None, text("Matrix whose pattern to draw, given by the end of its name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Rewrite the page until all runs have finished.")] = False,
     every: Annotated[str, shown("Seconds between two rewrites, with --watch.", FRACTIONAL)] = "5",
 ) -> None:
