@@ -151,7 +151,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     )
     dense_steps: int | None = setting(
         None,
-        "Optimiser steps of the dense run that comes first; by default as many as for the pruning, or set by the budget.",
+        "Optimiser steps of the dense run that comes first; by default as many as for pruning, or by the budget.",
         group="Run",
         takes=COUNT,
     )

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def processes() -> Any:
-    """Who we are among them; joins them at the first call. Without a GPU they speak through gloo."""
+    """This process's place among them; joins them at the first call. Without a GPU they communicate through gloo."""
     return PartialState(cpu=not torch.cuda.is_available())
 
 

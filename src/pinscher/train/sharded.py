@@ -1,11 +1,11 @@
-"""Files of sharded models (FSDP2, HSDP): every process writes its own part, any number of processes reads them.
+"""Files of sharded models (FSDP2, HSDP): every process writes its own part; any number of processes can read them.
 
     sharded.save(folder, model=model.state_dict(), optimizer=optimizer.state_dict(), pruner=pruner.state_dict())
     state = sharded.load(folder, model)
 
-Checkpoints go through torch.distributed.checkpoint, in its safetensors form: no pickle, one file a process, and one
-JSON file for all that is no tensor. The folder is whole or not there, as in `checkpoint`. `write_weights` makes an
-ordinary model's files instead; only the first process ever holds a whole tensor then, and one file's worth at a time.
+Checkpoints use torch.distributed.checkpoint with safetensors: no pickle, one file for each process, and one JSON file
+for everything that is not a tensor. A folder is written completely or not at all, as in `checkpoint`. `write_weights`
+writes an ordinary model's files instead; only the first process then holds whole tensors, one file's worth at a time.
 
 Every function here must be called by all processes.
 """
@@ -43,7 +43,7 @@ LIMIT = 2 << 30  # bytes of a weights file
 def save(folder: str | os.PathLike[str], **states: Any) -> Path:
     """Stores nested dicts, lists, numbers, strings, tensors and DTensors atomically; replaces what the folder held.
 
-    What is no DTensor is taken from the first process.
+    Everything but DTensors is taken from the first process.
 
     Raises:
         TypeError: for a value that is not plain data or a tensor, naming its place. Nothing is written then.
@@ -54,7 +54,7 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 
 
 def write(folder: Path, **states: Any) -> None:
-    """The same into a folder as it is, for one that `whole` gave; a `checked` one."""
+    """The same into an existing folder, one given by `whole(…, checked=True)`."""
     tensors: dict[str, Tensor] = {}
     plain = checkpoint.plain(states, tensors)
     described = {name: _description(tensor) for name, tensor in tensors.items()}
@@ -66,8 +66,8 @@ def write(folder: Path, **states: Any) -> None:
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = False) -> dict[str, Any]:
-    """Reads what `save` stored, each process its own part as `model` is sharded now. The first process compares the
-    checksums, unless the caller has `verified` them.
+    """Reads what `save` stored: each process reads its part, by the present sharding of `model`. The first process
+    compares the checksums, unless the caller has `verified` them.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.

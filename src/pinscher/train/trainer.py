@@ -33,11 +33,11 @@ from pinscher.train.config import RunConfig
 from pinscher.train.processes import agreed
 from pinscher.train.storage import Student, plain
 
-TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # what the log calls them
+TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # their names in the log
 
 
 def _calibration(loader: Any, pruner: Pruner | None, args: Any) -> list[Any]:
-    """Training rows for methods that look at a layer's inputs, batched as the Trainer's loader would."""
+    """Training rows for methods that need the inputs of layers, batched as by the Trainer's loader."""
     assert pruner is not None
     rows = loader.dataset
     if not hasattr(rows, "__len__"):
@@ -60,7 +60,7 @@ def _scheduled(config: PruningConfig, steps: int, remedy: str) -> PruningConfig:
 
 @contextlib.contextmanager
 def _fitting(folder: str) -> Iterator[None]:
-    """One sentence for the many ways in which states that are not this run's fail to load."""
+    """Turns the many errors of loading another run's states into one sentence."""
     try:
         yield
     except InputError:
@@ -126,7 +126,7 @@ class PruningCallback(TrainerCallback):
 
 
 class AverageTeller(TrainerCallback):
-    """Tells the average of the weights that a step has ended."""
+    """Updates the average of the weights after each step."""
 
     def __init__(self, average: Callable[[], WeightAverage | None]) -> None:
         self._average = average
@@ -363,7 +363,7 @@ class PinsTrainer(Trainer):
         """The newest checkpoint in `output_dir` that is whole, the same on all processes; None if there is none yet.
 
         Args:
-            say: is told, on the first process, what is wrong with newer ones.
+            say: called on the first process with what is wrong with newer ones.
 
         Raises:
             InputError: if all checkpoints are damaged.
@@ -463,7 +463,7 @@ class PinsTrainer(Trainer):
             self.storage.remove_old(run, self.args.save_total_limit, self.state.global_step)
 
     def _states(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights; every process must ask for it."""
+        """The contents of a checkpoint beside the weights; every process must call it."""
         assert self.optimizer is not None
         assert self.lr_scheduler is not None
         return {
