@@ -27,12 +27,12 @@ from pinscher.errors import InputError
 from pinscher.inspect.sources import Checkpoint, settings_beside
 from pinscher.registry import Registry, unknown
 
-# What makes a mask (True is kept) of a weight, its scores and the threshold.
+# Functions of a weight, its scores and the threshold that give a mask (True is kept).
 METHODS: Registry[Callable[[Tensor, Tensor, float], Tensor]] = Registry("mask method")
 WITHOUT_THRESHOLD = ("l0",)
 SCORES = re.compile(r"^(.+?)\.(?:mask_module\.context_modules\.(\d+)\.)?mask_scores$")
 DENSE, ATTENTION = "dense_pruning_method", "attention_pruning_method"
-# Where the matrix and its mask are kept under names of their own.
+# Names under which a matrix and its mask are stored.
 PAIRS = (
     (".weight_orig", ".weight_mask"),
     (".parametrizations.weight.original", ".parametrizations.weight.0.mask"),
@@ -52,7 +52,7 @@ class Rule:
             raise InputError(unknown("mask method", self.method, METHODS) + ".")
 
 
-UNKNOWN = Rule()  # enough where no scores are stored
+UNKNOWN = Rule()  # for checkpoints without scores
 
 
 def rule_for(checkpoint: Checkpoint, given: Rule) -> Rule:
