@@ -93,7 +93,7 @@ def _sized(settings: RunConfig, to: Console) -> RunConfig:
     model = pretrained.load_model(settings.model, made.task, made.labels, made.tokenizer, settings.new_head)
     prunable = {f"{site.name}.{site.parameter}" for site in plan.sites_of(settings, model)}
     sparsity = budget.sparsity_for(size, model, prunable)
-    doubt = ": expect much of the quality to go with it" if sparsity > BOLD else ""
+    doubt = ": expect much lower quality" if sparsity > BOLD else ""
     doubt = doubt or (": nothing has to be pruned, the run is dense" if sparsity == 0 else "")
     to.print(f"{settings.target_size} needs a sparsity of {sparsity:.1%}{doubt}", highlight=False)
     return dataclasses.replace(settings, sparsity=sparsity)

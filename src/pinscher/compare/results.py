@@ -90,7 +90,7 @@ def picked(cell: Cell) -> Trial | None:
     def worth(trial: Trial) -> float:
         scores = runfolder.read_result(folder_of(trial)).validation
         if name not in scores:
-            raise InputError(f"{folder_of(trial)} has no validation score to tune by: remove it, and it is run anew.")
+            raise InputError(f"{folder_of(trial)} has no validation score to tune by: remove it, and it is run again.")
         return -math.inf if math.isnan(scores[name]) else sign * scores[name]
 
     return max(cell.trials, key=worth)
@@ -147,7 +147,7 @@ def _check_data(found: Sequence[Row]) -> None:
         known = first.setdefault(row.task, row)
         if known.data != row.data:
             raise InputError(
-                f"{known.folder} and {row.folder} were run on different data: remove one of them, and it is run anew."
+                f"{known.folder} and {row.folder} were run on different data: remove one of them, and it is run again."
             )
 
 
@@ -191,7 +191,7 @@ def check_unchanged(cells: Sequence[Cell]) -> None:
             if _comparable(name, now) != _comparable(name, before):
                 raise InputError(
                     f"{folder} was run with {name} {_shown(before)}, now it is {_shown(now)}: remove that folder "
-                    "to run it anew, take the setting back, or give another --output."
+                    "to run it again, restore the setting, or give another --output."
                 )
 
 

@@ -89,7 +89,7 @@ class Session:
             return None
         model = RunFolder(best.config.folder).model
         if not model.is_dir():
-            again = f"remove {best.config.folder} and start again: it is then made anew"
+            again = f"remove {best.config.folder} and start again: it will be made again"
             self.failed[trial.name] = f"its teacher {teacher.name} has no model any more; {again}"
             return None
         return dataclasses.replace(trial.config, teacher=str(model.resolve()))
@@ -117,7 +117,7 @@ class Session:
 
     def write(self) -> Table:
         """Writes results and table of all finished runs, of any machine that shares the folder."""
-        with claimed(self.output / ".results", f"somebody else is writing the results in {self.output}"):
+        with claimed(self.output / ".results", f"another process is writing the results in {self.output}"):
             rows = results.rows(self.cells, self.output)
             table = scoreboard.make(self.comparison, self.cells, rows)
             results.write([*rows, *results.earlier(rows, self.output)], self.output)

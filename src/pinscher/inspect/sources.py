@@ -58,7 +58,7 @@ def read(place: str, path: Path, small: Callable[[Path], dict[str, Tensor]]) -> 
     other = config.get("quantization_config") or config.get("compression_config")
     if isinstance(other, dict):
         how = other.get("quant_method") or other.get("format") or "another tool"
-        notes.append(f"It is quantised or compressed by {how}: only the matrices that are plain are looked at.")
+        notes.append(f"It is quantised or compressed by {how}: only its plain matrices are analysed.")
     if (folder / "recipe.yaml").exists():
         notes.append("It comes with a recipe.yaml, as SparseML writes it; the zeros are read from the weights.")
     return Checkpoint(place, tensors, config, path if path.is_dir() else None, notes=notes)
@@ -118,7 +118,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
                 f"cannot read {file}: {first_line(error)}. Copy it again, or save the model again."
             ) from None
     if file.suffix not in ENDINGS:
-        raise InputError(f"{file} is no checkpoint: names of such end in {', '.join(ENDINGS)}.")
+        raise InputError(f"{file} is not a checkpoint: it must end in {', '.join(ENDINGS)}.")
     try:
         found = _loaded(file)
     except Exception:  # a zip, an old stream, or neither; torch raises many kinds of errors

@@ -54,7 +54,7 @@ class Schedule:
         if self.jump < self.final:
             raise ValueError(f"the jump to density {self.jump:g} goes beyond the final density {self.final:g}")
         if self.jump < 1.0 and self.once:
-            raise ValueError("a schedule that prunes once has no way to jump ahead on: leave the jump out")
+            raise ValueError("a schedule that prunes once cannot jump: leave the jump out")
         if self.warmup + self.cooldown > self.total:
             raise ValueError(
                 f"the schedule does not fit: warm-up {self.warmup} + cool-down {self.cooldown} steps exceed the "
