@@ -32,12 +32,12 @@ MAY_IMPORT = {
     "store": GROUND | {"models"},
     "runtime": GROUND | {"models", "store"},
     "report": GROUND | {"models"},
-    "inspect": GROUND | {"models", "store"},
+    "inspect": GROUND | {"models"},
     "commands": GROUND | ROOMS - {"commands"},
 }
 FOREIGN_TO_PRUNE = {"transformers", "datasets", "accelerate", "safetensors", "rich", "typer", "sklearn"}
 HEAVY = ("torch", "transformers", "datasets", "matplotlib", "numpy", "scipy", "sklearn", "pandas", "pyarrow")
-IMPORT_SECONDS, HELP_SECONDS = 0.15, 0.8  # of CPU; 0.02 and 0.25 on an idle machine
+IMPORT_SECONDS, HELP_SECONDS = 0.15, 0.5  # of CPU; 0.02 and 0.25 on an idle machine
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

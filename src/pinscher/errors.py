@@ -1,4 +1,4 @@
-"""What went wrong on the user's side: one sentence that names the cause and the remedy."""
+"""Errors that the user can fix: one sentence with the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says anything; its name if none does."""
+    """The first line of an error's text that is not empty; else the error's name."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written under a temporary name, synced to disk and renamed.
+"""Writes files and folders completely or not at all: under a temporary name, synced to disk, then renamed.
 
 A process killed at any moment leaves the last whole version readable; what it left half-written is removed by the next
 write.
@@ -44,12 +44,12 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def fresh_name(folder: Path) -> Path:
-    """Where `whole` lets write what will be `folder`."""
+    """The temporary folder that `whole` gives for `folder`."""
     return folder.with_name(f".{folder.name}.new")
 
 
 def last_whole(folder: str | os.PathLike[str]) -> Path:
-    """The folder, or the one before if a process was killed between two renames: that one is whole."""
+    """The folder, or its predecessor if a process was killed between two renames: that one is whole."""
     folder = Path(folder)
     old = folder.with_name(f".{folder.name}.old")
     return old if not folder.exists() and old.exists() else folder

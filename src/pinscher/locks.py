@@ -1,4 +1,4 @@
-"""Locks on what only one process may write: a lock file that names its holder, and ends with the holder's processes.
+"""File locks for what only one process may write. A lock file names its holder, and ends with its processes.
 
 The lock is the operating system's (flock), so a killed process leaves none. The file's text is for people only: it says
 who holds the lock.

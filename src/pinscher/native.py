@@ -1,4 +1,4 @@
-"""The compiled part, where it was built; everything it does has a slower twin in Python.
+"""The compiled extension, where it was built; everything it does has a slower twin in Python.
 
 `PINSCHER_NATIVE=0` leaves it unused, `PINSCHER_REQUIRE_NATIVE=1` makes its absence an error. `PINSCHER_ISA` forces an
 instruction set; without it the widest one of the machine is taken.

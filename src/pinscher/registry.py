@@ -1,4 +1,4 @@
-"""Names for things that can be chosen: a dict that refuses duplicates and suggests what was meant."""
+"""Registries of things chosen by name: a dict that refuses duplicates and suggests the closest name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def unknown(noun: str, name: object, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: the closest one, and all there are."""
+    """The message for an unknown name: the closest known one, and all of them."""
     names = list(known)
     return f"unknown {noun} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}"
 
@@ -36,7 +36,7 @@ class Registry(MutableMapping[str, T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it stands above."""
+        """A decorator that registers the decorated object."""
 
         def add(entry: T) -> T:
             self[name] = entry

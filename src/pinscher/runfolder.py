@@ -1,4 +1,4 @@
-"""RunFolder: the one reader and writer of a run folder, which is what the rooms hand to each other.
+"""RunFolder: the only reader and writer of run folders, the interface between training and everything else.
 
     RUN/config.yaml               resolved settings, versions, data fingerprint, prunable matrices
     RUN/log.jsonl                 one event a line: train, eval, teacher
@@ -7,9 +7,9 @@
     RUN/predictions/              the answers to the test set, in the benchmark's own format
     RUN/checkpoints/checkpoint-N/ while the run is under way
     RUN/dense/                    the dense run of --baseline, a run folder itself
-    RUN/export/  RUN/export-FORMAT/  RUN/eval/  RUN/eval-export/  RUN/bench.json  RUN/tensorboard/    when made
+    RUN/export/  RUN/export-FORMAT/  RUN/eval/  RUN/eval-export/  RUN/bench.json  RUN/tensorboard/    once made
 
-Only plain values go in and out: neither torch nor the classes of a run are needed to read a folder.
+It takes and returns plain values only: reading a folder needs neither torch nor the classes of a run.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class RunFolder:
         self.export = self.path / "export"
         self.scored = self.path / "eval"  # what `pinscher eval` wrote
         self.export_scored = self.path / "eval-export"  # the same, of the stored model
+        self.export_scores = self.export_scored / SCORES
 
     def export_in(self, form: str) -> Path:
-        """Where `pinscher export` puts the run's model in one of the other formats."""
+        """Where `pinscher export` writes the run's model in another format."""
         return self.path / f"export-{form}"
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """finished, interrupted or running; a run that was killed left no word and counts as running."""
+        """finished, interrupted or running; a run that was killed could not report it and counts as running."""
         said = str(self.read_result().get("status") or RUNNING)
         if said == INTERRUPTED and self.log.exists() and self.log.stat().st_mtime > self.result.stat().st_mtime:
             return RUNNING  # it was resumed
@@ -106,12 +107,12 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from working in this folder while the block runs. A process may lock what it holds.
+        """Keeps other processes out of this folder while the block runs. A process may lock it again.
 
-        A folder that is made for the lock is gone afterwards, unless something was put into it.
+        A folder that is created for the lock is removed afterwards if it is still empty.
 
         Raises:
-            InputError: if another process works here; it says which.
+            InputError: if another process works here, with its name.
         """
         place = self.path.resolve()
         if place in _held:
@@ -159,7 +160,7 @@ class RunFolder:
             raise InputError(f"{self.path} holds a run already ({status}): {resume}replace it with --overwrite.")
 
     def create(self, config: Mapping[str, Any], overwrite: bool = False) -> None:
-        """Makes the folder, with nothing but config.yaml in it."""
+        """Creates the folder, with only config.yaml in it."""
         self._make(self.path)
         if overwrite:
             self._clear()
@@ -219,7 +220,7 @@ class RunFolder:
         _write_json(self.result, result)
 
     def forget_result(self) -> None:
-        """Makes the run one that has just started: with its settings, but without a result or a checkpoint."""
+        """Resets the run to its start: with its settings, but without a result or a checkpoint."""
         self.remove_checkpoints()
         self.result.unlink(missing_ok=True)
 
@@ -229,6 +230,10 @@ class RunFolder:
 
     def write_bench(self, report: Mapping[str, Any]) -> None:
         _write_json(self.bench, report)
+
+    def read_export_scores(self) -> dict[str, float]:
+        """The scores of the small file on the test set; none if it was not scored."""
+        return read_json(self.export_scores).get("metrics") or {}
 
     # ------------------------------------------------------------ log.jsonl
 
@@ -247,7 +252,7 @@ class RunFolder:
             file.write(json.dumps(event) + "\n")
 
     def cut_log(self, step: int) -> dict[str, Any] | None:
-        """Drops the events after a step, which a resumed run will repeat; returns the last one that stays."""
+        """Drops the events after a step, which a resumed run will repeat; returns the last remaining one."""
         require_file(self.log)
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         kept = [(line, event) for line in lines if (event := _event(line)) is not None and event["step"] <= step]
@@ -257,7 +262,7 @@ class RunFolder:
     # ------------------------------------------------------------ checkpoints
 
     def remove_checkpoints(self) -> None:
-        """Removes what led to model/, and what kills left of it; files that a reporter put there stay."""
+        """Removes the checkpoints, and leftovers of killed processes; files that a reporter put there stay."""
         ours = re.compile(rf"{CHECKPOINT}\d+|best|\.({CHECKPOINT}\d+|best)\.(new|old|gone)")
         for path in self.checkpoints.glob("*"):
             if ours.fullmatch(path.name):
@@ -267,7 +272,7 @@ class RunFolder:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder by their step. Other folders, such as checkpoint-backup, are none."""
+    """The checkpoints in a folder by their step. Other folders, such as checkpoint-backup, are ignored."""
     found = folder.glob(f"{CHECKPOINT}*")
     steps = {path.name.removeprefix(CHECKPOINT): path for path in found if path.is_dir()}
     return {int(step): path for step, path in steps.items() if re.fullmatch("[0-9]+", step)}
@@ -275,9 +280,9 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 @contextlib.contextmanager
 def holding(*places: Path) -> Iterator[None]:
-    """Locks the runs that some places are in while the block writes there; a place outside of any run needs no lock.
+    """Locks the runs that contain some places, while the block writes there; a place outside of any run needs no lock.
 
-    Of runs within each other the inner one is meant: RUN/dense is a run of its own.
+    Of nested runs the inner one is locked: RUN/dense is a run of its own.
 
     Raises:
         InputError: if another process works in one of them; see `RunFolder.locked`.
@@ -302,7 +307,7 @@ def check_writable(folder: Path) -> None:
 
 
 def require_file(path: Path) -> None:
-    """Raises InputError if there is something else than a file: a pipe would keep its reader waiting for ever."""
+    """Raises InputError for anything but a file: reading a pipe would block for ever."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is a folder, a pipe or a device, not a file: remove it, or copy the run again.")
 
@@ -311,7 +316,7 @@ def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
     """The object that a JSON file holds; an empty one if there is no file.
 
     Raises:
-        InputError: if the file is damaged; `remedy` says what to do then.
+        InputError: if the file is damaged, with the remedy.
     """
     require_file(path)
     try:

@@ -1,12 +1,12 @@
-"""Settings: a field of a config that says what it is for and which values it takes.
+"""Settings: fields of a config that declare their help text and the values they take.
 
     @dataclass(frozen=True)
     class TrainingConfig:
         epochs: float | None = setting(None, "Passes over the training rows.", group="Training", takes=EPOCHS)
 
 That line is all there is to a setting. Flags, YAML keys, config.yaml, the docs and the checks are made from it. `check`
-turns the values of a config into those that its fields keep, or raises an InputError that names the setting, the value
-and what is allowed. There is one `Number` for each kind of number, and no other check of a single number anywhere.
+converts the values of a config to the types of its fields, or raises an InputError that names the setting, the value
+and what is allowed. There is one `Number` for each kind of number, and no number is checked in another way.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SHOWN = 60  # characters of a wrong value in a message
 
 @dataclass(frozen=True)
 class Number:
-    """The numbers that a setting takes, and how to say so. Neither nan nor an infinity is ever one of them.
+    """The numbers that a setting takes, and the words for it. nan and infinities are never among them.
 
     Args:
         low: the least one; with `above`, all are above it.
         high: the greatest one; with `below`, all are below it. It is named together with `low`.
-        most: like `high`, for numbers that nobody means; it is named only if it is exceeded.
-        words: what a value must be, instead of a sentence made of the bounds.
-        asks: the same, for what is no number at all.
+        most: like `high`, for numbers that are never meant; it is named only if it is exceeded.
+        words: what a value must be, instead of a sentence made from the bounds.
+        asks: the same, for a value that is not a number.
         why: what follows from the value, appended to the message.
         steps: whether numbers from 1 on are steps, which are whole.
-        hint: for a wrong value, what was probably meant; empty if there is no telling.
+        hint: what was probably meant by a wrong value; empty if unknown.
     """
 
     low: float = -LARGEST
@@ -57,10 +57,10 @@ class Number:
     hint: Callable[[str], str] | None = None
 
     def read(self, value: Any, whole: bool = False) -> Any:
-        """The number that a value is, or that a text spells.
+        """The value as a number; a text is parsed.
 
         Raises:
-            RefusedError: if it is none, or not one of these.
+            RefusedError: if it is not a number, or not one of these.
         """
         number = _number(value)
         if number is None or (whole and isinstance(number, float) and math.isfinite(number) and number % 1):
@@ -94,7 +94,7 @@ class Number:
 
 
 class Names:
-    """The names that a setting takes, one of which it is."""
+    """The names that a setting takes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = names
@@ -109,7 +109,7 @@ class Names:
 
 
 class RefusedError(ValueError):
-    """A value that a setting does not take; whoever knows the setting's name makes a sentence of it."""
+    """A value that a setting does not take; the caller, who knows the setting's name, makes a sentence of it."""
 
     def __init__(self, words: str, value: Any, why: str = "", hint: str = "") -> None:
         self.words, self.value, self.why, self.hint = words, value, why, hint
@@ -137,6 +137,7 @@ SHARE = Number(0, 1, above=True, below=True)
 STEPS = Number(0, most=MOST, steps=True, words="must be a number of steps, or a fraction below 1;")
 RATE = Number(0, above=True, most=10)  # a learning rate: AdamW moves a weight about so far in a step
 SEED = Number(0, 2**32 - 1)  # numpy's limit; torch takes more
+SECONDS = Number(0, 86_400, above=True)  # at most a day
 
 
 # ------------------------------------------------------------ fields
@@ -147,8 +148,8 @@ def setting(default: Any, help: str = "", *, group: str = "", takes: Number | Na
 
     Args:
         default: its value; of a mapping or list every config has its own.
-        help: what it is for, in a sentence; the text of its flag.
-        group: the part of the help that its flag is in.
+        help: what it is for, in one sentence; the help text of its flag.
+        group: the group of its flag in the help.
         takes: which values it takes, among those of its type.
     """
     metadata = {"help": help, "group": group, "takes": takes}
@@ -168,17 +169,17 @@ def kind(field: dataclasses.Field[Any]) -> str:
 
 
 def values(config: Any, kind: type[Any]) -> dict[str, Any]:
-    """Those settings of a config that a smaller config has, by name."""
+    """The settings of a config that a smaller config also has, by name."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(kind)}
 
 
 def check(config: Any, *, flags: bool = False, also: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Checks every field of a dataclass, and puts each value into the form that its field keeps.
+    """Checks every field of a dataclass, and converts each value to the type of its field.
 
     Args:
         config: the dataclass; it may be frozen, as this is called by its `__post_init__`.
         flags: whether messages name the settings by their flags.
-        also: names that settings take besides those that their fields name.
+        also: further names that settings take, besides those that their fields declare.
 
     Raises:
         InputError: for the first value that is not allowed.
@@ -191,7 +192,7 @@ def check(config: Any, *, flags: bool = False, also: Mapping[str, Sequence[str]]
 def checked(
     field: dataclasses.Field[Any], value: Any, *, label: str = "", flags: bool = False, also: Sequence[str] = ()
 ) -> Any:
-    """The value of one field as it keeps it; see `check`. `label` is what messages call it."""
+    """The converted value of one field; see `check`. `label` is its name in messages."""
     label = label or (flag(field.name) if flags else field.name)
     takes = field.metadata.get("takes")
     if value is None and "None" in _types(field):
@@ -205,7 +206,7 @@ def checked(
 
 
 def number(takes: Number, value: Any, label: str, *, whole: bool = False) -> Any:
-    """A number that is no field of a config, checked like one that is."""
+    """Checks a number that is not a field of a config as if it were."""
     try:
         return takes.read(value, whole)
     except RefusedError as refused:
@@ -213,7 +214,7 @@ def number(takes: Number, value: Any, label: str, *, whole: bool = False) -> Any
 
 
 def numbers_in(takes: Number, words: Iterable[Any], label: str, *, whole: bool = False) -> list[Any]:
-    """The numbers of a list that is given with commas between them; each counts once."""
+    """The numbers of a list separated by commas, without duplicates."""
     takes = dataclasses.replace(takes, asks=f"takes {'whole ' if whole else ''}numbers with commas between them,")
     return list(dict.fromkeys(number(takes, word, label, whole=whole) for word in words))
 
@@ -254,7 +255,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _number(value: Any) -> float | None:
-    """A value as a number, or None. To YAML 1e-4 is a text, and so is what a flag is given."""
+    """A value as a number, or None. YAML reads 1e-4 as text, and the values of flags are text."""
     if isinstance(value, str):
         for read in (int, float):
             try:
@@ -273,7 +274,7 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message: a number as it was written, anything else so that its type shows."""
+    """A value for a message: numbers as written, anything else with `repr`, so that the type shows."""
     try:
         text = str(value) if _number(value) is not None else repr(value)
     except (ValueError, RecursionError):

@@ -54,7 +54,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path, capsys):
         ("evil.pt",): "holds more than tensors",
         ("broken.safetensors",): "cannot read",
         ("empty",): "holds no model",
-        ("notes.txt",): "is no checkpoint",
+        ("notes.txt",): "is not a checkpoint",
         ("list.pt",): "holds no state dict",
         ("vector.safetensors",): "has no matrix to look at",
         ("nothing.bin",): "there is no file",

@@ -236,6 +236,12 @@ def test_a_folder_of_ours_is_replaced_and_an_empty_one_is_used(tmp_path, no_pict
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", '{"quantization_config": "pinscher"}', "{"])
+def test_a_config_that_cannot_be_ours_is_not(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert not saving.is_ours(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["notes.txt", "config.json", "sub/deep"])
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path, content):
     (tmp_path / "mine" / content).parent.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The command line: one subcommand from each file of this room.
+"""The command line: each file of this folder is one subcommand.
 
-`prune` and `compare` have a flag for every setting of a run. Those are read only when one of the two is called: they
-need torch, and `pinscher --help` should not.
+`prune` and `compare` have a flag for every setting of a run. These are loaded only when one of the two is called,
+because they need torch, and `pinscher --help` should not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WITH_SETTINGS: dict[str, tuple[Callable[..., None], Container[str]]] = {
 
 
 class LightGroup(TyperGroup):
-    """Gives a command its flags when it is called."""
+    """Adds the flags to a command when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

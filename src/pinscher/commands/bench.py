@@ -1,4 +1,4 @@
-"""`pinscher bench`: time a run or any model in every engine, and score it there if a run knows its task."""
+"""`pinscher bench`: time any model in every engine; a run is also scored in each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinscher.commands.console import complaints, console, hush, megabytes, say,
 from pinscher.commands.flags import FRACTIONAL, WHOLE, number
 from pinscher.errors import InputError
 from pinscher.runfolder import RunFolder, check_writable, holding
-from pinscher.settings import COUNT, Number
+from pinscher.settings import COUNT, SECONDS, Number
 
 if TYPE_CHECKING:
     from pinscher.runtime.engines import Worker
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 CALIBRATION = 256  # rows on which the INT8 scales of other engines are measured
 PROBE = 8  # tokens of an engine's first call
 THREADS = Number(0, 4096)
-SECONDS = Number(0, 86_400, above=True)  # a day
 SAMPLE = (16, 64)  # rows and tokens on which engines are compared if there is no task
 
 
@@ -103,7 +102,7 @@ def run(
 
 
 def _score(place: str, ready: dict[str, Worker], report: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Scores each engine on the run's test set; agreement is then that of the answers."""
+    """Scores each engine on the run's test set; agreement is then measured on the answers."""
     from pinscher.runtime import bench
     from pinscher.train import scoring
     from pinscher.train.evaluation import evaluate
@@ -127,7 +126,7 @@ def _score(place: str, ready: dict[str, Worker], report: dict[str, Any], say: Ca
 
 
 def as_model(worker: Worker) -> Any:
-    """An engine in the shape of a torch model, so that tasks can score it."""
+    """Wraps an engine as a torch model, so that tasks can score it."""
     import torch
     from torch import Tensor, nn
 

@@ -56,7 +56,7 @@ def command(
     recipe: Annotated[
         str | None, _axis("A whole table of the paper, for example paper/table1; list shows all. Flags restrict it.")
     ] = None,
-    config: Annotated[str | None, _axis("YAML file with all of this; flags win over it.")] = None,
+    config: Annotated[str | None, _axis("YAML file with these settings; flags override it.")] = None,
     output: Annotated[str, _axis("Folder of the comparison.", True)] = OUTPUT,
     jobs: Annotated[str, _axis("Number of runs side by side; they share the cores.", True, WHOLE)] = "1",
     shard: Annotated[str, _axis("I/N: run only the I-th of N parts, a different one on each machine.", True)] = "1/1",
@@ -101,7 +101,7 @@ def command(
 def _session(
     asked: dict[str, Any], tune: list[str], source: dict[str, str | None], output: Path, shard: tuple[int, int]
 ) -> Session:
-    """The comparison that flags and file ask for; without any, the one whose folder it is."""
+    """The comparison that flags and file describe; without any, the one that is in the folder."""
     from pinscher.compare import grid
     from pinscher.compare.session import RECORD, Session
 
@@ -114,9 +114,9 @@ def _session(
 
 
 def _run(session: Session, jobs: int, cluster: Cluster | None = None, same: str = "") -> None:
-    """Makes the runs, prints the table and what went wrong; ends with 130 if interrupted and 1 if a run failed.
+    """Makes the runs, prints the table and the failures; exits with 130 if interrupted and 1 if a run failed.
 
-    `same` are further flags with which an interrupted comparison goes on.
+    `same` are further flags for continuing an interrupted comparison.
     """
     from pinscher.compare import session as comparison
     from pinscher.compare import tables
@@ -139,7 +139,7 @@ def _run(session: Session, jobs: int, cluster: Cluster | None = None, same: str 
 
 
 def _show_tables() -> None:
-    """Prints the tables of the paper, one on a line."""
+    """Prints the tables of the paper, one per line."""
     from pinscher.compare import paper
 
     for name, one in paper.TABLES.items():
@@ -149,7 +149,7 @@ def _show_tables() -> None:
 
 
 def _show_plan(session: Session, jobs: int) -> None:
-    """Prints one line for each method, task and sparsity, and what is left to do."""
+    """Prints one line for each method, task and sparsity, and the work that is left."""
     from pinscher.compare import forecast
     from pinscher.compare.grid import Cell
     from pinscher.compare.scoreboard import displayed

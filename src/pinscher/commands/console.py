@@ -1,4 +1,4 @@
-"""Output of all commands: consoles, errors, progress bars, tables and units."""
+"""Output shared by all commands: consoles, errors, progress bars, tables and units."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hush(*, data: bool = True) -> None:
 
 @contextlib.contextmanager
 def bar(text: str, to: Console = console) -> Iterator[Any]:
-    """A progress bar, on a terminal only; gives a function that takes the numbers done and in total."""
+    """A progress bar, on a terminal only; gives a function that takes the numbers done and total."""
     from rich.progress import Progress
 
     with Progress(console=to, transient=True, disable=not to.is_terminal) as progress:

@@ -16,7 +16,7 @@ from pinscher.errors import InputError
 from pinscher.models import hub
 from pinscher.models.folders import class_of
 from pinscher.registry import unknown
-from pinscher.runfolder import SCORES, RunFolder, check_writable, holding
+from pinscher.runfolder import RunFolder, check_writable, holding
 from pinscher.settings import NOT_NEGATIVE
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ ONNX_ROWS = 64  # training rows on which the activations of an ONNX file are mea
 
 def command(
     source: Annotated[str, typer.Argument(help="Run folder, model folder or hub id.", show_default=False)],
-    output: Annotated[str | None, text("Folder to write; by default RUN/export.")] = None,
+    output: Annotated[str | None, text("Folder to write; by default RUN/export, or RUN/export-FORMAT.")] = None,
     form: Annotated[str, typer.Option("--format", help="pinscher, hf, scipy or onnx.")] = "pinscher",
     values: Annotated[str, shown("Values of the blocks: int8, int7, int6, int4, fp16, bf16, fp32, keep.")] = "int8",
-    embeddings: Annotated[str, shown("The same for the embeddings.")] = KEEP,
-    head: Annotated[str, shown("The same for the pooler and the head.")] = KEEP,
-    calibrate: Annotated[str, shown("Number of the run's training rows to choose scales by.", WHOLE)] = "0",
+    embeddings: Annotated[str, shown("Values of the embeddings; the same choices.")] = KEEP,
+    head: Annotated[str, shown("Values of the pooler and the head; the same choices.")] = KEEP,
+    calibrate: Annotated[
+        str, shown("Number of training rows of the run on which INT8 scales are chosen.", WHOLE)
+    ] = "0",
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Remove dead features and heads; outputs stay the same.")
     ] = False,
@@ -74,7 +76,7 @@ def command(
 
 @dataclass(frozen=True)
 class Source:
-    """A model to export, and what is known about where it comes from."""
+    """A model to export, and what is known of its origin."""
 
     model: Any
     tokenizer: Any
@@ -125,7 +127,7 @@ def _facts(run: Path) -> dict[str, Any]:
 
 
 def shrunk(source: Source, form: str) -> Shrunk:
-    """Removes dead features and heads from a source's model, as far as the format has room for it."""
+    """Removes dead features and heads from a source's model, as far as the format can describe the result."""
     from pinscher.store import shrink
 
     if form not in ("pinscher", "hf"):
@@ -145,7 +147,7 @@ def small(
     push_to_hub: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """Stores a model in the small format; returns its scores as stored, if they were asked for."""
+    """Stores a model in the small format; returns the scores of the stored model if `score`."""
     from pinscher.store import saving
 
     if score and source.run is None:
@@ -153,7 +155,7 @@ def small(
     made = {"values": values, "embeddings": embeddings, "head": head, "tokenizer": source.tokenizer}
     batches = calibration(source, calibrate) if calibrate else None
     if score and source.run is not None:
-        (RunFolder(source.run).export_scored / SCORES).unlink(missing_ok=True)  # of an earlier export
+        RunFolder(source.run).export_scores.unlink(missing_ok=True)  # of an earlier export
     saving.save_pretrained(source.model, output, **made, calibration=batches, facts=source.facts, progress=progress)
     scores = scored(source, output) if score else {}
     if push_to_hub is not None:
@@ -162,8 +164,8 @@ def small(
 
 
 def scored(source: Source, output: Path) -> dict[str, float]:
-    """Scores a stored model on its run's test set, and adds the scores to its card. scores.json is written last: where
-    it is, both are done.
+    """Scores a stored model on its run's test set, and adds the scores to its card. scores.json is written last: if it
+    exists, both are done.
     """
     from pinscher.store import saving
     from pinscher.train import scoring
@@ -237,7 +239,7 @@ def _refuse_unused(form: str, values: str, embeddings: str, head: str, calibrate
 
 
 def told(source: Source, folder: Path, form: str, how: dict[str, Any], scores: dict[str, float]) -> list[str]:
-    """What was written, how large it is and how to load it."""
+    """Lines that say what was written, how large it is and how to load it."""
     from pinscher.store import saving
 
     size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".onnx"))

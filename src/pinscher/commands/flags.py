@@ -14,10 +14,10 @@ from pinscher import settings
 from pinscher.errors import InputError
 from pinscher.settings import Number
 
-# How a flag is read. Numbers are taken as text: the setting's own check reads them, and says what is wrong with them.
-# Anything that is not here may be given repeatedly.
+# How a flag is read. Numbers are taken as text: the setting's own check parses them and explains what is wrong.
+# A flag of any other type may be repeated.
 KINDS: dict[str, Any] = {"str": str, "float": str, "int": str, "bool": bool}
-WHOLE, FRACTIONAL = "<int>", "<float>"  # what the help calls a number
+WHOLE, FRACTIONAL = "<int>", "<float>"  # types of numbers in the help
 SHOWN = {"float": FRACTIONAL, "int": WHOLE}
 GROUPS = ("Run", "Data", "Training", "Pruning")  # the parts of the help, in order
 
@@ -25,14 +25,14 @@ GROUPS = ("Run", "Data", "Training", "Pruning")  # the parts of the help, in ord
 def with_flags(
     function: Any, config: type[Any] | None, without: Container[str] = (), only: Container[str] | None = None
 ) -> Any:
-    """A command with one more keyword-only flag for every field of a config, or for some of them.
+    """A command with a flag added for every field of a config, or for some of them.
 
     Args:
-        function: the command; its own parameters come first, and it takes the flags as **keywords. A flag that is not
+        function: the command; its own parameters come first, and it receives the flags as keywords. A flag that is not
             given is None.
-        config: a dataclass whose fields are made by `pinscher.settings.setting`; None has none.
-        without: names of fields that are no flags of this command.
-        only: names of the fields that are; None for all.
+        config: a dataclass whose fields are made by `pinscher.settings.setting`; None adds no flags.
+        without: names of fields that do not become flags.
+        only: names of fields that do; None for all.
     """
     declared = () if config is None else dataclasses.fields(config)
     wanted = [field for field in declared if field.name not in without and (only is None or field.name in only)]
@@ -73,10 +73,10 @@ def _flag(field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 
 def number(takes: Number, word: str | None, flag: str, metavar: str = WHOLE) -> Any:
-    """The number that a command's own flag was given as text; None if it was not given.
+    """The value of a command's own flag as a number; None if it was not given.
 
     Raises:
-        InputError: in the words of a setting, if it is none or not one that the flag takes.
+        InputError: worded as for settings, if it is not a number or not one that the flag takes.
     """
     return None if word is None else settings.number(takes, word, flag, whole=metavar == WHOLE)
 

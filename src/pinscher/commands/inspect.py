@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WIDE = 200  # columns that a table may take
 LEVELS, ROWS = "0.5,0.8,0.9", 500  # of a sensitivity
-DATA = ("data", "train_file", "text_column", "label_column")  # the settings of a run's data that are flags here
+DATA = ("data", "train_file", "text_column", "label_column")  # settings of a run's data that are flags here
 WEIGHTS = ("*.safetensors", "*.json", "pytorch_model*.bin", "recipe.yaml")  # what is fetched from the hub
 
 
@@ -92,10 +92,10 @@ def look(
 
     Args:
         model: hub id, model folder, run folder, or a file of weights.
-        rule: how mask scores in it prune, where it does not say (`pinscher.inspect.masks.Rule`).
-        layers: only matrices whose name this expression is found in.
-        rank: work out the ranks, which takes most of the time.
-        progress: is told how many matrices are done, of how many.
+        rule: how mask scores in it prune, if it does not say so itself (`pinscher.inspect.masks.Rule`).
+        layers: only matrices whose name matches this regular expression.
+        rank: compute the ranks, which takes most of the time.
+        progress: called with the numbers of matrices done and in total.
     """
     from pinscher.inspect import masks, places, sources
     from pinscher.inspect.inspection import inspect
@@ -124,7 +124,7 @@ def look(
 
 
 def _path(model: str) -> Path:
-    """The file or folder that holds the weights; from the hub if it is none."""
+    """The file or folder that holds the weights; downloaded from the hub if the name is neither."""
     from pinscher.models import hub
 
     path = Path(model).expanduser()
@@ -161,7 +161,7 @@ def _small(folder: Path) -> dict[str, Any]:
 
 
 def _known(checkpoint: Checkpoint) -> tuple[list[Place], str]:
-    """The matrices of the model that config.json names; or none, and why. No weight is made or loaded for it."""
+    """The matrices of the model that config.json names, or none and the reason. No weights are created or loaded."""
     import torch
     import transformers
 
@@ -182,7 +182,7 @@ def _known(checkpoint: Checkpoint) -> tuple[list[Place], str]:
         with torch.device("meta"):
             model = made(settings)
         places = [matrix.place for matrix in block_matrices(model)]
-    except Exception:  # settings that transformers does not know, or cannot make a model of, in its many ways
+    except Exception:  # settings that transformers does not know, or cannot build a model from
         kind = config.get("architectures")
         name = kind[0] if isinstance(kind, list) and kind else type_of(config) or "of this kind"
         return [], f"transformers knows no model {name}"
@@ -224,7 +224,7 @@ def show(found: Inspection, console: Console) -> None:
 
 
 def show_sensitivity(measured: Sensitivity, console: Console) -> None:
-    """Prints what each layer and kind loses alone, worst first."""
+    """Prints what pruning each layer and kind alone costs, worst first."""
     levels = list(measured.losses[0].lost)
     unit = "the loss rises by" if measured.measure == "loss" else f"points of {measured.measure} lost"
     say(

@@ -14,7 +14,7 @@ from pinscher.commands import views
 from pinscher.commands.console import hush, is_first_process, screen, text
 from pinscher.commands.flags import given
 from pinscher.errors import InputError
-from pinscher.runfolder import SCORES, RunFolder
+from pinscher.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from pinscher.train.config import RunConfig
@@ -26,7 +26,7 @@ DEMO = {"baseline": True, "rows": 2400, "epochs": 2.0, "output": "runs/demo"}
 
 
 def command(
-    config: Annotated[str | None, text("YAML file with settings; flags win over it.")] = None,
+    config: Annotated[str | None, text("YAML file with settings; flags override it.")] = None,
     resume: Annotated[str | None, text("Continue the run in this folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     **flags: Any,
@@ -67,7 +67,7 @@ def command(
 
 
 def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
-    """Recipe, then file, then flags; the later one wins. The recipe is the best one known where none is named."""
+    """Recipe, then file, then flags; later ones win. Without a named recipe, the best one known is used."""
     from pinscher.train import recipes
     from pinscher.train.config import RunConfig
 
@@ -84,7 +84,7 @@ def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
 
 
 def _sized(settings: RunConfig, to: Console) -> RunConfig:
-    """The same settings with the sparsity at which the small file has the size that --target-size asks for."""
+    """The same settings with the sparsity that gives a small file of --target-size."""
     from pinscher.store import budget
     from pinscher.train import plan, pretrained
 
@@ -93,7 +93,7 @@ def _sized(settings: RunConfig, to: Console) -> RunConfig:
     model = pretrained.load_model(settings.model, made.task, made.labels, made.tokenizer, settings.new_head)
     prunable = {f"{site.name}.{site.parameter}" for site in plan.sites_of(settings, model)}
     sparsity = budget.sparsity_for(size, model, prunable)
-    doubt = ": expect much of the quality to go with it" if sparsity > BOLD else ""
+    doubt = ": expect much lower quality" if sparsity > BOLD else ""
     doubt = doubt or (": nothing has to be pruned, the run is dense" if sparsity == 0 else "")
     to.print(f"{settings.target_size} needs a sparsity of {sparsity:.1%}{doubt}", highlight=False)
     return dataclasses.replace(settings, sparsity=sparsity)
@@ -114,7 +114,7 @@ def _is_wanted(settings: RunConfig) -> bool:
 def _store(done: Result, settings: RunConfig) -> views.Stored:
     """Writes the small file beside the model, all in INT8, and scores it unless that means generating text.
 
-    What an earlier sitting has done is not done again, unless it was damaged since.
+    Work that was done before an interruption is not repeated, unless its files were damaged since.
     """
     from pinscher import files, native
     from pinscher.commands import export
@@ -140,7 +140,7 @@ def _is_scored(settings: RunConfig) -> bool:
 def _is_stored_already(settings: RunConfig) -> bool:
     """Whether the small file is there, and scored where it has to be."""
     run = RunFolder(settings.folder)
-    return _loads(run.export) and (not _is_scored(settings) or (run.export_scored / SCORES).exists())
+    return _loads(run.export) and (not _is_scored(settings) or run.export_scores.exists())
 
 
 def _loads(output: Path) -> bool:
@@ -159,7 +159,7 @@ def _loads(output: Path) -> bool:
 
 
 def _is_ours(output: Path) -> bool:
-    """Whether a folder that does not load is what is left of a small file: its settings or its card say so."""
+    """Whether a folder that does not load is the rest of a small file, as its settings or its card show."""
     from pinscher.store import saving
 
     card = output / "README.md"
@@ -177,7 +177,7 @@ def _check_model(run: RunFolder) -> None:
 
 
 def _resume_finished(settings: RunConfig) -> None:
-    """Makes up for what was left to do when a run was killed after its result was written: the small file, its scores.
+    """Completes a run that was killed after its result was written: the small file, its scores.
 
     Of several processes the first does it.
     """

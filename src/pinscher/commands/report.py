@@ -8,9 +8,7 @@ import typer
 
 from pinscher.commands.console import say, shown, text
 from pinscher.commands.flags import FRACTIONAL, number
-from pinscher.settings import Number
-
-SECONDS = Number(0, 86_400, above=True)  # a day
+from pinscher.settings import SECONDS
 
 
 def command(
@@ -19,7 +17,7 @@ def command(
         str | None, text("Page to write; by default RUN/report.html, or report.html for several runs.")
     ] = None,
     figures: Annotated[str | None, text("Also write every figure as PNG and SVG into this folder.")] = None,
-    matrix: Annotated[str | None, text("Matrix whose pattern is drawn, by the end of its name.")] = None,
+    matrix: Annotated[str | None, text("Matrix whose pattern to draw, given by the end of its name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Rewrite the page until all runs have finished.")] = False,
     every: Annotated[str, shown("Seconds between two rewrites, with --watch.", FRACTIONAL)] = "5",
 ) -> None:

@@ -22,7 +22,7 @@ TIMINGS = 41
 
 
 def show_plan(console: Console, config: RunConfig) -> None:
-    """Prints what a run would do."""
+    """Prints the plan of a run."""
     from pinscher.train import plan as planning
     from pinscher.train import pretrained
     from pinscher.train.recipes import NONE
@@ -66,7 +66,7 @@ def show_plan(console: Console, config: RunConfig) -> None:
 
 
 def show_recipes(console: Console) -> None:
-    """Prints the recipes, one on a line, however long."""
+    """Prints the recipes, one per line."""
     from pinscher.train.recipes import BEST, RECIPES
 
     for name, settings in BEST.items():
@@ -90,7 +90,7 @@ class Stored:
 
 
 def show_result(console: Console, done: Result, stored: Stored | None = None) -> None:
-    """Prints how the run ended, beside the dense run and the small file if there are any."""
+    """Prints the result of a run, beside the dense run and the small file if there are any."""
     from pinscher.train import folder as runfolder
 
     config = runfolder.config_of(done.folder)

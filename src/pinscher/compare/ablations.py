@@ -13,7 +13,7 @@ def _options(name: str, *values: str) -> dict[str, dict[str, Any]]:
     return {value: {"option": {name: value}} for value in values}
 
 
-# axis: what the variant is called -> its settings
+# axis: name of the variant -> its settings
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     "objective": {name: {"objective": name} for name in OBJECTIVES},
     "teacher": {
@@ -24,7 +24,7 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "smoothing": _options("smoothing", "window", "ema", "none"),
     "score": _options("score", "abs", "update", "signed")
-    # averages of signed scores are mostly noise: these two are also tried without
+    # averages of signed scores are mostly noise, so these two are also tried unsmoothed
     | {f"{name}-unsmoothed": {"option": {"score": name, "smoothing": "none"}} for name in ("update", "signed")},
     "regrow": {"on": {"regrow": True}, "off": {"regrow": False}},
     "interval": {str(steps): {"interval": steps} for steps in (1, 10, 50)},
@@ -33,7 +33,7 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def variants(axis: str) -> dict[str, dict[str, Any]]:
-    """The methods of an ablation as a comparison takes them: label -> settings."""
+    """The variants of an ablation, as methods of a comparison: label -> settings."""
     if axis not in ABLATIONS:
         raise InputError(unknown("ablation", axis, ABLATIONS) + ".")
     prefix = "pins-" if axis == "objective" else f"pins-{axis}-"

@@ -1,4 +1,4 @@
-"""How long a comparison will take, and which of its runs cannot start."""
+"""Estimates how long a comparison will take, and finds runs that cannot start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinscher.train.config import RunConfig
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds that are left, None if nothing is known; and why some runs cannot start (task and method -> reason)."""
+    """Seconds left, None if unknown; and why some runs cannot start (task and method -> reason)."""
 
     seconds: float | None
     stuck: dict[str, str] = field(default_factory=dict)

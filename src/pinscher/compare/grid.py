@@ -29,10 +29,10 @@ FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
 # Settings that a dense run ignores.
 TEACHING = {setting.name for setting in dataclasses.fields(RunTeacher)} - {"objective"}
 PRUNING = {n for n, f in FIELDS.items() if f.metadata["group"] == "Pruning"} | TEACHING
-FIRST_SEED = 42  # a single run's default; further ones are 1, 2, 3, …
+FIRST_SEED = 42  # the default of a single run; further seeds are 1, 2, 3, …
 SEEDS = dataclasses.replace(NOT_NEGATIVE, most=1000, asks="takes a number, or seeds with commas between them,")
 LABEL = re.compile(r"[\w.=+-]+")
-FACTORS = (1, 3)  # of the learning rate, where a method has no main option of its own to search
+FACTORS = (1, 3)  # multiples of the learning rate, for methods without a main option of their own
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cell:
     sparsity: float  # 0 for dense
     seed: int
     trials: tuple[Trial, ...]
-    teacher: str | None = None  # the name of the dense cell that teaches it
+    teacher: str | None = None  # the name of the dense cell that is its teacher
 
     @property
     def name(self) -> str:
@@ -71,9 +71,9 @@ def cell_name(task: str, variant: str, sparsity: float, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """The definition of a comparison.
 
-    A cell's settings are those of its task's recipe, for all, of its task, and of its method; the later one wins.
+    A cell's settings come from its task's recipe, the settings for all cells, its task, and its method; later ones win.
     """
 
     methods: dict[str, Settings]
@@ -153,7 +153,7 @@ class Comparison:
         return Cell(task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None)
 
     def _searched(self, task: str, variant: str) -> dict[str, list[Any]]:
-        """The main setting of a method with the values to choose from: an option of its own, or the learning rate."""
+        """The main setting of a method with its candidate values: an option of the method, or the learning rate."""
         told = _merged(self.settings, self.tasks[task], self.methods.get(variant, {}))
         method = self._method(variant)
         own = None if method == DENSE or method not in CRITERIA else CRITERIA[method].searched
@@ -180,13 +180,13 @@ class Comparison:
 
 
 def _placed_options(tuned: Settings) -> Settings:
-    """What is tuned, as settings: what is not one is an option of the method."""
+    """Tuned values as settings; names that are not settings are options of the method."""
     options = {name: value for name, value in tuned.items() if name not in FIELDS}
     return {name: value for name, value in tuned.items() if name in FIELDS} | ({"option": options} if options else {})
 
 
 def _merged(*layers: Settings) -> Settings:
-    """Settings in layers: the later one wins, except that a method's options are joined."""
+    """Merges layers of settings: later ones win; options of the method are merged."""
     told: Settings = {}
     for layer in layers:
         joined = {"option": {**told.get("option", {}), **layer["option"]}} if "option" in layer else {}
@@ -200,7 +200,7 @@ def _merged(*layers: Settings) -> Settings:
 def read(
     path: str | Path | None, flags: Mapping[str, Any], ablation: str | None = None, recipe: str | None = None
 ) -> Comparison:
-    """A comparison from a YAML file or a recipe, and flags, which win over both.
+    """Reads a comparison from a YAML file or a recipe, and flags, which override both.
 
     Args:
         path: the file, with the keys `methods`, `tasks`, `sparsity`, `seeds`, `tune`, `search`, `paper` and any setting
@@ -258,7 +258,7 @@ def read(
 
 
 def _picked(asked: Iterable[str], written: Mapping[str, Settings], noun: str) -> dict[str, Settings]:
-    """The names that flags ask for, with what the file says of them; a task's own name picks all entries about it."""
+    """The names given by flags, with their settings from the file; a task's own name selects all its entries."""
     found: dict[str, Settings] = {}
     for name in asked:
         same = {label: told for label, told in written.items() if noun == "tasks" and _task(label, told) == name}
@@ -267,13 +267,13 @@ def _picked(asked: Iterable[str], written: Mapping[str, Settings], noun: str) ->
 
 
 def _task(label: str, settings: Settings) -> str:
-    """The task that an entry is about."""
+    """The task of an entry."""
     recipe = recipes.settings(str(settings["recipe"])) if settings.get("recipe") else {}
     return str(settings.get("task") or recipe.get("task") or label)
 
 
 def _spread(folder: str, tasks: dict[str, Settings]) -> None:
-    """--data DIR means DIR/LABEL where that is a folder, else DIR/TASK; for a single task also DIR itself."""
+    """--data DIR means DIR/LABEL if that is a folder, else DIR/TASK; for a single task also DIR itself."""
     for label, settings in tasks.items():
         places = [Path(folder) / label, Path(folder) / _task(label, settings)]
         inside = next((place for place in places if place.is_dir()), None)
@@ -323,7 +323,7 @@ def _sparsities(value: Any) -> tuple[float, ...]:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    """A number says how many seeds; a list or a comma says which."""
+    """The seeds: a number is their count, a list or a comma gives the seeds themselves."""
     if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
         found = tuple(numbers_in(SEED, _listed(value), "--seeds", whole=True))
     else:

@@ -17,7 +17,7 @@ from pinscher.train.recipes import GLUE, OPEN, TEXT
 
 SEEDS = (42, 12, 100, 9, 2)  # of the reference script
 BATCH_SIZES = (16, 32)  # searched by validation score for GLUE and CoNLL with BERT-base
-CONLL_VALIDATION = 3250  # its whole development set, with which the paper's figures are to be compared
+CONLL_VALIDATION = 3250  # the whole development set, for comparison with the paper's figures
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ TABLES: dict[str, Table] = {
 
 
 def settings(name: str) -> dict[str, Any]:
-    """A table as a file of a comparison has it."""
+    """The settings of a table, as in the file of a comparison."""
     if name not in TABLES:
         meant = did_you_mean(name, TABLES)
         raise InputError(f"unknown recipe {name!r}.{meant} Show all with: pinscher compare --recipe list")

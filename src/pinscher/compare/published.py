@@ -14,11 +14,11 @@ from pinscher.train.recipes import CELLS
 FILE = Path(__file__).with_name("paper_results.json")
 NONE = "none"
 EXACT = dict(zip(CELLS, ("bert-base", "gpt2", "minilm-12l-384h", "electra-base"), strict=True))
-# What a model's name says about which of the paper's models is nearest to it.
+# Parts of model names -> the nearest model of the paper.
 HINTS = {"minilm": "minilm-12l-384h", "electra": "electra-base", "gpt2": "gpt2", "gpt-2": "gpt2"}
 DEFAULT = "bert-base"
 
-# What a reader must know to compare the paper's figures of a task with ours.
+# Notes for comparing the paper's figures of a task with ours.
 CAUTIONS = {
     "conll2003": "conll2003: the paper's figures look like those of the development set (94.0 dense; on the test set "
     "91 to 92.6 are usual). Ours are of the test set; the development set's are under validation in results.csv, "
@@ -41,7 +41,7 @@ def figures() -> dict[Key, float]:
 
 
 def models() -> dict[str, str]:
-    """The paper's models: name in our tables' data -> name that people read."""
+    """The paper's models: name in the data -> display name."""
     return dict(_everything()["models"])
 
 
@@ -57,9 +57,9 @@ def check(name: str | None) -> None:
 
 
 def nearest(model: str, wanted: str | None = None) -> list[list[str]]:
-    """The paper's models whose figures may be shown beside ours, in tiers, the preferred ones first.
+    """The paper's models whose figures may be shown beside ours, in tiers, preferred ones first.
 
-    A model that the paper used is a tier of its own. A model that is asked for is the only one.
+    A model that the paper used is a tier of its own. A model that the user asks for is the only one.
     """
     if wanted is not None:
         return [] if wanted == NONE else [[wanted]]

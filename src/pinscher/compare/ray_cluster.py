@@ -1,8 +1,8 @@
-"""The runs of a comparison as tasks of a Ray cluster: `pinscher compare --ray ADDRESS`.
+"""Makes the runs of a comparison as tasks of a Ray cluster: `pinscher compare --ray ADDRESS`.
 
-A task starts the run in a process of its own (worker.py) on the node that Ray chose, with as many threads as it was
-given CPUs, and holds the run's lock there. All nodes must see the comparison's folder under the same path. A task that
-is cancelled lets its run save and stop; one that is lost takes its run with it, which is resumed later.
+A task starts the run in its own process (worker.py) on the node that Ray chose, with a thread for each CPU it was
+given, and holds the run's lock there. All nodes must see the comparison's folder under the same path. When a task is
+cancelled, its run saves and stops; when a task is lost, so is its run, which is resumed later.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is connected. Each run gets `cpus` CPUs of one node."""
+    """A connected cluster. Each run gets `cpus` CPUs of one node."""
 
     ray: Any
     cpus: int
-    sign: Path  # a file in the comparison's folder; a node that has it sees that folder
+    sign: Path  # a file in the comparison's folder: a node that sees it shares the folder
 
     def room(self) -> int:
         """How many runs fit at once; it changes as nodes join and leave."""
@@ -148,13 +148,13 @@ def _unreachable(address: str, why: str) -> InputError:
 
 
 def _cpus_of_nodes(ray: Any) -> list[int]:
-    """CPUs of every node that may run tasks."""
+    """The CPUs of each node that may run tasks."""
     found = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     return [cpus for cpus in found if cpus > 0]
 
 
 def _cpus_of_run(nodes: list[int], jobs: int, wanted: int | None) -> int:
-    """What is asked for, else what lets `jobs` runs share the smallest node."""
+    """The CPUs asked for, else those that let `jobs` runs share the smallest node."""
     if not nodes:
         raise InputError("the Ray cluster has no CPUs: start its nodes with --num-cpus.")
     if wanted is not None and wanted > max(nodes):
@@ -166,7 +166,7 @@ def _cpus_of_run(nodes: list[int], jobs: int, wanted: int | None) -> int:
 
 
 def perform(task: dict[str, Any]) -> tuple[str, str]:
-    """Makes a run on this node: how it ended, and why if its process did not write that down."""
+    """Makes a run on this node; returns its status, and the reason of a failure that its process did not record."""
     try:
         _check_shared(Path(task["sign"]))
         return _performed(task), ""
@@ -206,5 +206,5 @@ def _waited(process: worker.Process) -> str:
             while (status := process.status()) is None:
                 time.sleep(sessions.LOOK)
             return status
-        except KeyboardInterrupt:  # Ray's way to say that the task was cancelled
+        except KeyboardInterrupt:  # raised by Ray when the task is cancelled
             process.stop()

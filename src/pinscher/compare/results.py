@@ -1,4 +1,4 @@
-"""The runs of a comparison, one row each: results.csv and results.parquet."""
+"""The table of all runs of a comparison, one row each: results.csv and results.parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pinscher.train import folder as runfolder
 from pinscher.train import plan as planning
 from pinscher.train.tasks import TASKS
 
-# Settings that are the same for every method unless the user says otherwise. A row has them as they were resolved.
+# Settings that are the same for every method unless the user changes them; rows have the resolved values.
 SHOWN = ("objective", "batch_size", "learning_rate", "schedule", "warmup", "cooldown", "interval")
 
 
@@ -38,11 +38,11 @@ class Row:
     sparsity: float
     seed: int
     metric: str
-    score: float | None  # on the test set; None if tuning did not pick this run, so that nobody selects by it
+    score: float | None  # on the test set; None for runs that tuning did not pick: nothing is selected by it
     validation_metric: str
     validation: float | None
     tuned: str  # NAME=VALUE, with spaces between them
-    candidates: int  # how many runs the cell was picked from
+    candidates: int  # number of runs from which the cell was picked
     picked: bool
     steps: int
     seconds: float
@@ -90,7 +90,7 @@ def picked(cell: Cell) -> Trial | None:
     def worth(trial: Trial) -> float:
         scores = runfolder.read_result(folder_of(trial)).validation
         if name not in scores:
-            raise InputError(f"{folder_of(trial)} has no validation score to tune by: remove it, and it is run anew.")
+            raise InputError(f"{folder_of(trial)} has no validation score to tune by: remove it, and it is run again.")
         return -math.inf if math.isnan(scores[name]) else sign * scores[name]
 
     return max(cell.trials, key=worth)
@@ -131,7 +131,7 @@ def _row(cell: Cell, trial: Trial, is_picked: bool, output: Path) -> Row:
 
 
 def earlier(found: Sequence[Row], output: Path) -> list[Row]:
-    """The rows of finished runs that only an earlier comparison in the same folder has."""
+    """The rows of finished runs that are only in an earlier comparison in the same folder."""
     if not (output / "results.parquet").exists():
         return []
     names, known = {field.name for field in dataclasses.fields(Row)}, {row.folder for row in found}
@@ -147,7 +147,7 @@ def _check_data(found: Sequence[Row]) -> None:
         known = first.setdefault(row.task, row)
         if known.data != row.data:
             raise InputError(
-                f"{known.folder} and {row.folder} were run on different data: remove one of them, and it is run anew."
+                f"{known.folder} and {row.folder} were run on different data: remove one of them, and it is run again."
             )
 
 
@@ -174,7 +174,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def check_unchanged(cells: Sequence[Cell]) -> None:
-    """Rejects a comparison in which a run was started with other settings than it would get now."""
+    """Rejects a comparison in which a run was started with settings that differ from its present ones."""
     for trial in (trial for cell in cells for trial in cell.trials):
         folder = folder_of(trial)
         if not RunFolder(folder).is_run:
@@ -191,12 +191,12 @@ def check_unchanged(cells: Sequence[Cell]) -> None:
             if _comparable(name, now) != _comparable(name, before):
                 raise InputError(
                     f"{folder} was run with {name} {_shown(before)}, now it is {_shown(now)}: remove that folder "
-                    "to run it anew, take the setting back, or give another --output."
+                    "to run it again, restore the setting, or give another --output."
                 )
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Paths are compared by their last part: machines keep them in different places, and data has a fingerprint."""
+    """A value for comparison; of paths only the last part, because machines differ and data has a fingerprint."""
     return Path(value).name if name in planning.PLACES and isinstance(value, str) else value
 
 

@@ -19,7 +19,7 @@ from pinscher.train.config import DENSE, RunConfig
 Scores = dict[int, float]  # seed -> score
 Key = tuple[str, float, str]  # variant, sparsity, task
 MEAN = "mean"
-# A run with other values than the defaults is not the paper's; the second line is about pins only.
+# A run with other values of these is not comparable with the paper's; the second line is about pins only.
 AS_PUBLISHED = ("pattern", "scope", "lora_rank", "target_modules", "exclude_modules", "schedule")
 PINS_AS_PUBLISHED = ("hold", "regrow", *sorted(TEACHING - {"teacher"}))
 DEFAULT_OPTIONS = {"smoothing": "window", "score": "abs"}
@@ -78,7 +78,7 @@ def _scores(found: Sequence[Row], tasks: Sequence[str]) -> dict[Key, Scores]:
 
 
 def _groups(comparison: Comparison, cells: Sequence[Cell]) -> list[tuple[float, list[str]]]:
-    """The sparsities, dense first, each with its variants in the order in which they were named."""
+    """The sparsities, dense first, each with its variants in the given order."""
     there = {(cell.sparsity, cell.variant) for cell in cells}
     names = list(dict.fromkeys([*comparison.variants, *(cell.variant for cell in cells)]))
     found = [(s, [name for name in names if (s, name) in there]) for s in (0.0, *comparison.sparsities)]
@@ -126,7 +126,7 @@ def _best(
 def _judged(
     place: Place, scores: Mapping[Key, Scores], variant: str, best: tuple[str, str], sparsity: float, column: str
 ) -> Place:
-    """Bold for the best and its equals; the best has a mark if the runner-up is significantly below."""
+    """Marks the best and its equals bold, and the best with a dagger if the runner-up is significantly below."""
     ahead, behind = (scores[name, sparsity, column] for name in best)
     mine = scores.get((variant, sparsity, column), {})
     if variant != best[0]:
@@ -137,7 +137,7 @@ def _judged(
 
 
 def _paper(cells: Sequence[Cell], comparison: Comparison) -> str | None:
-    """The paper's model that has most of a task's cells, from the first tier that has any."""
+    """The paper's model with the most cells of a task, from the first tier that has any."""
     for tier in published.nearest(cells[0].config.model, comparison.paper):
         best = max(tier, key=lambda paper: sum(_figure(paper, cell) is not None for cell in cells))
         if any(_figure(best, cell) is not None for cell in cells):
@@ -214,7 +214,7 @@ def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: fl
     known = {name: scores[name, sparsity, column] for name in variants if (name, sparsity, column) in scores}
     if not known:
         return ""
-    # Without two methods of equally many seeds: the best of those that have most.
+    # If no two methods have the same number of seeds: the best of those with the most.
     most = max(known, key=lambda name: (len(known[name]), significance.mean_and_deviation(known[name])[0]))
     first = best[0] if best else most
     others = [(best[1], sparsity)] if best else []
@@ -230,7 +230,7 @@ def _verdict(scores: Mapping[Key, Scores], variants: Sequence[str], sparsity: fl
 
 
 def _fairness(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
-    """Notes on what was the same for all methods, and what was not."""
+    """Notes on which settings were the same for all methods, and which were not."""
     tuned = [f"{name} in {', '.join(map(str, values))}" for name, values in comparison.tune.items()]
     tuned += ["two values of the method's main setting"] if comparison.search else []
     budget = (
@@ -259,7 +259,7 @@ def _fairness(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A setting as it is written after its flag."""
+    """A setting's value as written after its flag."""
     if isinstance(value, dict):
         value = [f"{name}={_shown(one)}" for name, one in value.items()]
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Runs a comparison: makes the runs that are missing, one after another or side by side, and writes the table.
+"""Runs a comparison: makes the missing runs, one after another or side by side, and writes the table.
 
 The folder of a comparison holds comparison.yaml (what is compared, as it was resolved), cells/CELL (an ordinary run
-folder each), errors/CELL.txt (why a run failed, until it succeeds), results.csv, results.parquet and table.md, .tex,
-.html.
+folder each), errors/CELL.txt (why a run failed, until it succeeds), results.csv, results.parquet, table.md, table.tex
+and table.html.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENCE = 10.0  # seconds to wait for the processes of a comparison that was ki
 
 @dataclass
 class Session:
-    """One attempt at a comparison: its cells, those of this machine, and what failed.
+    """One session of a comparison: all its cells, those of this machine, and failures.
 
     Args:
         comparison: what is compared.
@@ -69,7 +69,7 @@ class Session:
         return self.output / ERRORS / f"{trial.name}.txt"
 
     def claim_of(self, trial: Trial) -> tuple[Path, str]:
-        """The lock of a run, which another comparison in the folder may contain too, and what to say if it is held."""
+        """The lock of a run, which another comparison in the folder may share, and the message if it is held."""
         remedy = f"another comparison in {self.output} is making it: the same command, when that has ended"
         return self.output / CLAIMS / trial.name, remedy
 
@@ -79,7 +79,7 @@ class Session:
         return teacher is None or results.is_done(teacher) or any(t.name in self.failed for t in teacher.trials)
 
     def config(self, trial: Trial) -> RunConfig | None:
-        """The settings that the run starts with; None, and the run has failed, if it has no teacher."""
+        """The settings that the run starts with; None if it has no teacher, which is recorded as a failure."""
         teacher = self._teacher(trial)
         if teacher is None:
             return trial.config
@@ -89,7 +89,7 @@ class Session:
             return None
         model = RunFolder(best.config.folder).model
         if not model.is_dir():
-            again = f"remove {best.config.folder} and start again: it is then made anew"
+            again = f"remove {best.config.folder} and start again: it will be made again"
             self.failed[trial.name] = f"its teacher {teacher.name} has no model any more; {again}"
             return None
         return dataclasses.replace(trial.config, teacher=str(model.resolve()))
@@ -99,7 +99,7 @@ class Session:
         return None if name is None else self.by_name[name]
 
     def record(self, trial: Trial, status: str) -> None:
-        """Records how a run ended, and updates the results."""
+        """Records the status of a run that has ended, and updates the results."""
         if status == worker.INTERRUPTED:
             self.interrupted = True
         elif status == worker.FAILED:
@@ -107,7 +107,7 @@ class Session:
             self.say(f"failed: {trial.name}: {self.failed[trial.name]}")
         else:
             result = runfolder.read_result(trial.config.folder)
-            scores = result.validation if trial.tuned else result.scores  # nobody should select by the test set
+            scores = result.validation if trial.tuned else result.scores  # the test set must not be used for selection
             said = ", ".join(f"{name} {value:.2f}" for name, value in scores.items() if name in (result.main, "loss"))
             self.say(f"finished: {trial.name}, {'validation ' * bool(trial.tuned)}{said}, {result.seconds:.0f} s")
             self.write()
@@ -117,7 +117,7 @@ class Session:
 
     def write(self) -> Table:
         """Writes results and table of all finished runs, of any machine that shares the folder."""
-        with claimed(self.output / ".results", f"somebody else is writing the results in {self.output}"):
+        with claimed(self.output / ".results", f"another process is writing the results in {self.output}"):
             rows = results.rows(self.cells, self.output)
             table = scoreboard.make(self.comparison, self.cells, rows)
             results.write([*rows, *results.earlier(rows, self.output)], self.output)
@@ -127,7 +127,7 @@ class Session:
 
 
 def share(cells: Sequence[Cell], shard: tuple[int, int]) -> list[Cell]:
-    """Every n-th cell from the i-th on; a cell with a teacher goes to its teacher's part."""
+    """Every n-th cell from the i-th on; a cell is in the same part as its teacher."""
     part, parts = shard
     place = {cell.name: i for i, cell in enumerate(cell for cell in cells if cell.teacher is None)}
     return [cell for cell in cells if place[cell.teacher or cell.name] % parts == part - 1]
@@ -186,16 +186,16 @@ def _claim(session: Session, trial: Trial, held: contextlib.ExitStack) -> TextIO
 
 
 class Going(Protocol):
-    """A run that is made somewhere else."""
+    """A run in progress in another process."""
 
     def status(self) -> str | None:
         """How it ended; None while it runs."""
 
     def stop(self) -> None:
-        """Asks it to save and stop."""
+        """Asks the run to save and stop."""
 
     def end(self) -> None:
-        """Ends it now, and frees what it holds."""
+        """Ends the run at once, and releases what it holds."""
 
 
 class Place(Protocol):
@@ -260,14 +260,14 @@ def _side_by_side(session: Session, todo: Sequence[Trial], place: Place) -> None
                         session.say(f"{len(todo) - len(waiting)} of {len(todo)}: {trial.name}")
                         going[trial.name] = trial, started
                 _collect(session, going)
-                if session.interrupted:  # one of them was asked to stop
+                if session.interrupted:  # a run received the signal
                     raise KeyboardInterrupt
                 time.sleep(LOOK)
         except KeyboardInterrupt:
             session.interrupted = True
             for _, one in going.values():
                 one.stop()
-            while going:  # a second Ctrl-C ends this, and them
+            while going:  # a second Ctrl-C ends this process and the runs
                 _collect(session, going)
                 time.sleep(LOOK)
         finally:

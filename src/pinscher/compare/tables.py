@@ -135,7 +135,7 @@ def latex(table: Table) -> str:
         lines += [r"\midrule"] if i else []
         for row in block:
             lines.append(" & ".join(_latex_cell(cell) for cell in row) + r" \\")
-    signs, *others = table.notes or [""]  # the first says what bold and the dagger mean
+    signs, *others = table.notes or [""]  # the first explains bold and the dagger
     caption = f"{_latex(table.title)}. {_latex(signs)}".rstrip()
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}"]
     return "\n".join([*lines, *(f"% {note}" for note in others)]) + "\n"

@@ -1,7 +1,7 @@
-"""One run of a comparison, in this process or in its own: finished, interrupted or failed, and why.
+"""Makes one run of a comparison, in this process or in its own, and records how it ended and why.
 
 A run's own process (`python -m pinscher.compare.worker`) reads its task from standard input. When standard input ends,
-its starter is gone: it then ends at once, and the run is resumed from its checkpoint later.
+the parent process is gone: the worker then exits at once, and the run is resumed from its checkpoint later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def perform(config: RunConfig, trouble: Path, console: Console = experiment.QUIET) -> str:
     """Starts or resumes a run. Errors are not raised but written to the file `trouble`: one line, then the traceback.
 
-    A run that was asked to stop counts as interrupted even if it finished, so that no other run follows it.
+    A run that was asked to stop counts as interrupted even if it finished, so that no further run is started.
     """
     try:
         if RunFolder(config.folder).is_run:
@@ -76,7 +76,7 @@ class Process:
     """A run in another process."""
 
     child: subprocess.Popen[bytes]
-    said: Any  # a file with what it printed
+    said: Any  # a file with its output
     trouble: Path
 
     def status(self) -> str | None:
@@ -87,7 +87,7 @@ class Process:
         known = {number: name for name, number in CODES.items()}
         if code in known and (code != CODES[FAILED] or self.trouble.exists()):
             return known[code]
-        if code == -signal.SIGTERM:  # before it was ready to stop at a step
+        if code == -signal.SIGTERM:  # before it could handle the signal
             return INTERRUPTED
         self.said.seek(0)
         last = self.said.read().decode(errors="replace").strip()
@@ -120,7 +120,7 @@ def start(config: RunConfig, trouble: Path, threads: int, keep: tuple[int, ...] 
         stdout=said,
         stderr=said,
         env=os.environ | dict.fromkeys(THREADS, str(threads)),
-        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
+        start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
         pass_fds=keep,
     )
     assert child.stdin is not None
@@ -134,7 +134,7 @@ def main() -> None:
     threading.Thread(target=_end_with_starter, daemon=True).start()
     status = perform(RunConfig.from_dict(task["config"]), Path(task["trouble"]))
     sys.stdout.flush()
-    os._exit(CODES[status])  # the watching thread holds standard input, which a usual end would wait for
+    os._exit(CODES[status])  # a normal exit would wait for the thread that reads standard input
 
 
 def _end_with_starter() -> None:

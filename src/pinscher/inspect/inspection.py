@@ -24,7 +24,7 @@ Sizes = Callable[[Tensor], dict[str, int]]
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix, outputs first. `rank` is None where it was not asked for, `sizes` is empty where it holds NaN."""
+    """One matrix, outputs first. `rank` is None if it was not requested, `sizes` is empty if the matrix holds NaN."""
 
     name: str
     layer: str
@@ -184,7 +184,7 @@ def _matrix(place: Place, tensor: Tensor, layer: str, head: int, sizes: Sizes, r
 
 
 def said(found: Inspection) -> list[str]:
-    """A summary in sentences, with the commands that make use of it."""
+    """A summary in sentences, with the commands that use it."""
     whole = total(found.matrices)
     names = whole["patterns"]
     mix = ", ".join(f"{count} {name}" for name, count in names.items())

@@ -17,7 +17,7 @@ Scores become a mask by the method and the threshold they were trained with:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -25,12 +25,14 @@ from torch import Tensor
 
 from pinscher.errors import InputError
 from pinscher.inspect.sources import Checkpoint, settings_beside
-from pinscher.registry import unknown
+from pinscher.registry import Registry, unknown
 
-METHODS = ("topK", "threshold", "sigmoied_threshold", "magnitude", "l0")
+# Functions of a weight, its scores and the threshold that give a mask (True is kept).
+METHODS: Registry[Callable[[Tensor, Tensor, float], Tensor]] = Registry("mask method")
+WITHOUT_THRESHOLD = ("l0",)
 SCORES = re.compile(r"^(.+?)\.(?:mask_module\.context_modules\.(\d+)\.)?mask_scores$")
 DENSE, ATTENTION = "dense_pruning_method", "attention_pruning_method"
-# Where the matrix and its mask are kept under names of their own.
+# Names under which a matrix and its mask are stored.
 PAIRS = (
     (".weight_orig", ".weight_mask"),
     (".parametrizations.weight.original", ".parametrizations.weight.0.mask"),
@@ -50,7 +52,7 @@ class Rule:
             raise InputError(unknown("mask method", self.method, METHODS) + ".")
 
 
-UNKNOWN = Rule()  # enough where no scores are stored
+UNKNOWN = Rule()  # for checkpoints without scores
 
 
 def rule_for(checkpoint: Checkpoint, given: Rule) -> Rule:
@@ -122,7 +124,7 @@ def _scores(done: Applied, rule: Rule) -> None:
     for stem, scores_of in found.items():
         weight = done.tensors[f"{stem}.weight"]
         done.tensors[f"{stem}.weight"] = weight * _mask(stem, weight, scores_of, rule)
-    threshold = "" if rule.method == "l0" else f", threshold {rule.threshold:g}"
+    threshold = "" if rule.method in WITHOUT_THRESHOLD else f", threshold {rule.threshold:g}"
     done.notes.append(f"{len(found)} matrices have mask scores: pruned by {rule.method}{threshold}.")
 
 
@@ -132,7 +134,7 @@ def _check(rule: Rule, example: str) -> None:
             f"{example}.mask_scores decide which weights are pruned, but not by which method: give --mask-method, one "
             f"of {', '.join(METHODS)}."
         )
-    if rule.method != "l0" and rule.threshold is None:
+    if rule.method not in WITHOUT_THRESHOLD and rule.threshold is None:
         raise InputError(
             f"{example}.mask_scores decide which weights are pruned ({rule.method}), but the checkpoint does not say "
             "from which score on: give the final threshold of its training as --mask-threshold."
@@ -140,20 +142,8 @@ def _check(rule: Rule, example: str) -> None:
 
 
 def _mask(stem: str, weight: Tensor, scores_of: Mapping[int, Tensor], rule: Rule) -> Tensor:
-    scores = _joined(stem, weight, scores_of)
-    threshold = rule.threshold or 0.0
-    if rule.method == "magnitude":
-        kept = _highest(weight.abs(), threshold)
-    elif rule.method == "topK":
-        kept = _highest(scores, threshold)
-    elif rule.method == "l0":
-        kept = 1.2 * torch.sigmoid(scores) - 0.1 > 0
-    else:
-        values = torch.sigmoid(scores) if rule.method == "sigmoied_threshold" else scores
-        kept = values > threshold
-        least = int(0.005 * kept.numel()) + 1
-        if int(kept.sum()) < least:  # as the originals do: half a percent always stays
-            kept = _above(scores, max(kept.numel() - least, 1))
+    assert rule.method is not None
+    kept = METHODS[rule.method](weight, _joined(stem, weight, scores_of), rule.threshold or 0.0)
     tall, wide = (whole // part for whole, part in zip(weight.shape, kept.shape, strict=True))
     return kept.repeat_interleave(tall, 0).repeat_interleave(wide, 1).to(weight.dtype)
 
@@ -170,6 +160,40 @@ def _joined(stem: str, weight: Tensor, scores_of: Mapping[int, Tensor]) -> Tenso
     if not fits:
         raise InputError(f"{stem}.mask_scores {list(scores.shape)} do not fit their weight {list(weight.shape)}.")
     return scores
+
+
+# ------------------------------------------------------------ methods
+
+
+@METHODS.register("topK")
+def _top(weight: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return _highest(scores, threshold)
+
+
+@METHODS.register("threshold")
+def _above_threshold(weight: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return _at_least_some(scores > threshold, scores)
+
+
+@METHODS.register("sigmoied_threshold")
+def _sigmoid_above_threshold(weight: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return _at_least_some(torch.sigmoid(scores) > threshold, scores)
+
+
+@METHODS.register("magnitude")
+def _largest(weight: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return _highest(weight.abs(), threshold)
+
+
+@METHODS.register("l0")
+def _open(weight: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    return 1.2 * torch.sigmoid(scores) - 0.1 > 0
+
+
+def _at_least_some(kept: Tensor, scores: Tensor) -> Tensor:
+    """The mask; one of the highest half percent of the scores if it keeps fewer, as the originals do."""
+    least = int(0.005 * kept.numel()) + 1
+    return kept if int(kept.sum()) >= least else _above(scores, max(kept.numel() - least, 1))
 
 
 def _highest(values: Tensor, fraction: float) -> Tensor:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 CHANCE = 1e-6
-FULL = 0.25  # groups with N survivors, of those with any, that make N:M a pattern
-DENSE = 0.001  # a smaller share of zeros is no pruning: training leaves a few by itself
+FULL = 0.25  # least share of groups with N survivors, of those with any, for an N:M pattern
+DENSE = 0.001  # a smaller share of zeros is not pruning: training leaves a few
 SIDES = (1, 2, 4, 8, 16, 32, 64, 128)  # of blocks
-SAMPLE = 1 << 14  # groups of which the chance is worked out
+SAMPLE = 1 << 14  # groups for which the probability is computed
 GROUPS = (2, 4, 8, 16, 32)  # the M of N:M
 
 
@@ -93,11 +93,11 @@ def _log_ways(size: int, some: int) -> float:
 
 
 def blocks(alive: Mask) -> tuple[int, int] | None:
-    """Height and width of the largest aligned tiles of which each lives or dies as a whole; None if there are none."""
+    """Height and width of the largest aligned tiles that are wholly dead or alive; None if there are none."""
     best, held = (1, 1), {(1, 1): alive}
     shapes = sorted(((r, c) for r in SIDES for c in SIDES), key=lambda shape: (shape[0] * shape[1], shape))
     for height, width in shapes[1:]:
-        # Tiles that are whole have halves that are: only shapes that grow from one that holds can hold.
+        # Halves of valid tiles are valid, so only shapes that extend a valid one need to be tried.
         half = next((s for s in ((height // 2, width), (height, width // 2)) if s in held), None)
         if half is None or alive.shape[0] % height or alive.shape[1] % width:
             continue
@@ -114,7 +114,7 @@ def _tiles(mask: Mask, height: int, width: int) -> Mask:
 
 
 def _is_no_accident(held: dict[tuple[int, int], Mask], small: tuple[int, int], large: tuple[int, int]) -> bool:
-    """Whether independent tiles of the small shape, at the same density, are unlikely to make up the large ones."""
+    """Whether independent tiles of the small shape, at the same density, would hardly form the large ones."""
     small = small if large[0] % small[0] == 0 and large[1] % small[1] == 0 else (1, 1)
     density = float(held[small].mean())
     parts = large[0] * large[1] // (small[0] * small[1])

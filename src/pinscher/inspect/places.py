@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are the matrices of a known model. Where none is known, models/names.py guesses."""
+"""Finds the matrices of a known model among the tensors of a checkpoint. Otherwise models/names.py guesses."""
 
 from __future__ import annotations
 

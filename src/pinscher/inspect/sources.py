@@ -1,4 +1,4 @@
-"""The tensors of any checkpoint: a folder or a file, safetensors, a torch state dict, or a small file of ours."""
+"""Reads the tensors of any checkpoint: a folder or a file, safetensors, a torch state dict, or our small file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pinscher.models.names import clean_name
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pt", "model.pt")
 ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-# Where training scripts put the state dict inside what they save.
+# Keys under which training scripts save the state dict.
 NESTED = ("state_dict", "model_state_dict", "model", "state", "module")
 
 
 @dataclass
 class Checkpoint:
-    """Tensors by name as they are stored, the settings beside them, and sentences for people."""
+    """Tensors by name, the settings beside them, and notes for the user."""
 
     place: str
     tensors: dict[str, Tensor]
@@ -39,12 +39,12 @@ def read(place: str, path: Path, small: Callable[[Path], dict[str, Tensor]]) -> 
     """Reads a checkpoint.
 
     Args:
-        place: what the user calls it.
-        path: where it is: a folder or a file.
+        place: its name as the user gave it.
+        path: its folder or file.
         small: reads a folder that holds our small file.
 
     Raises:
-        InputError: for something that is no checkpoint, or that cannot be read.
+        InputError: if it is not a checkpoint, or cannot be read.
     """
     folder = path if path.is_dir() else path.parent
     config = _json(folder / "config.json")
@@ -58,7 +58,7 @@ def read(place: str, path: Path, small: Callable[[Path], dict[str, Tensor]]) -> 
     other = config.get("quantization_config") or config.get("compression_config")
     if isinstance(other, dict):
         how = other.get("quant_method") or other.get("format") or "another tool"
-        notes.append(f"It is quantised or compressed by {how}: only the matrices that are plain are looked at.")
+        notes.append(f"It is quantised or compressed by {how}: only its plain matrices are analysed.")
     if (folder / "recipe.yaml").exists():
         notes.append("It comes with a recipe.yaml, as SparseML writes it; the zeros are read from the weights.")
     return Checkpoint(place, tensors, config, path if path.is_dir() else None, notes=notes)
@@ -71,7 +71,7 @@ def _is_small(config: Mapping[str, Any]) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     """The contents of a settings file; empty if it is missing."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+    if path.exists() and not path.is_file():  # reading a pipe would block for ever
         raise InputError(f"cannot read {path}: it is not a file.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -118,10 +118,10 @@ def _tensors(file: Path) -> dict[str, Tensor]:
                 f"cannot read {file}: {first_line(error)}. Copy it again, or save the model again."
             ) from None
     if file.suffix not in ENDINGS:
-        raise InputError(f"{file} is no checkpoint: names of such end in {', '.join(ENDINGS)}.")
+        raise InputError(f"{file} is not a checkpoint: it must end in {', '.join(ENDINGS)}.")
     try:
         found = _loaded(file)
-    except Exception:  # a zip, a stream of any age, or neither; its reader has many names for that
+    except Exception:  # a zip, an old stream, or neither; torch raises many kinds of errors
         raise InputError(
             f"cannot read {file}: it is damaged, or holds more than tensors, which is not loaded since it could run "
             "code. Save model.state_dict() instead."

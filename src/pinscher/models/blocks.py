@@ -1,10 +1,10 @@
-"""What a matrix of a block is: the one definition that pruning, storing, running and inspecting share.
+"""The definition of a matrix of a block, shared by pruning, storing, running and inspecting.
 
-No architecture is named here. A transformer keeps its blocks in a `ModuleList` (or a `Sequential` of one class); what
-lies outside (embeddings, pooler, head) is of another role. Inside a block every `nn.Linear`, every GPT-2 `Conv1D`
-(stored transposed) and the projections of `nn.MultiheadAttention` are matrices; norms, biases and embeddings are not.
-A weight that several modules share is one matrix, and none of a block if one of these modules is an embedding.
-Adapters are seen through: the matrix below one counts, its own factors do not. Names are those of the plain model.
+No architecture is named here: blocks are the members of a `ModuleList` (or of a `Sequential` of one class). What lies
+outside (embeddings, pooler, head) has another role. Inside a block every `nn.Linear`, every GPT-2 `Conv1D` (stored
+transposed) and the projections of `nn.MultiheadAttention` are matrices; norms, biases and embeddings are not. A weight
+shared by several modules is one matrix; if one of them is an embedding, it is no matrix of a block. Adapters are
+transparent: the matrix below counts, the adapter's own factors do not. Names are those of the plain model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from pinscher.models.names import Place, clean_name, is_of_adapter
 
-ROLES = ("embedding", "matrix", "head")  # what a shared weight counts as: the first of these that it is anywhere
+ROLES = ("embedding", "matrix", "head")  # a shared weight has the first of these that any of its uses has
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Matrix:
     path: str  # of its module, as `named_modules` has it
     module: nn.Module
     parameter: str  # its name in that module
-    role: str  # "matrix" of a block, "embedding", or "head" for what else is linear
+    role: str  # "matrix" (of a block), "embedding", or "head" (any other linear layer)
     place: Place
 
     @property
@@ -38,7 +38,7 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """What a matrix is called: its module's clean name, and its own where that is not "weight"."""
+        """The module's clean name, followed by the parameter's own name unless that is "weight"."""
         return self.place.name + _suffix(self.parameter)
 
     @property
@@ -133,7 +133,7 @@ def _suffix(parameter: str) -> str:
 
 
 def _blocks(model: nn.Module) -> Iterator[str]:
-    """The clean paths of the transformer blocks: what the outermost lists of composite modules hold."""
+    """The clean paths of the transformer blocks: the members of the outermost lists of composite modules."""
     inside: list[str] = []
     for name, container in model.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential) or any(name.startswith(p) for p in inside):

@@ -1,7 +1,7 @@
-"""What there is to know about each family of models, in one row a family: adding a family is adding a row.
+"""Everything specific to a model family, in one row each: to add a family, add a row.
 
-A family is what transformers calls `model_type`. Its row names the modules of a layer and the facts of the code around
-them that no module tells. Pruning and the small file need no row (blocks.py); whole native layers, `--shrink`, ONNX and
+A family is what transformers calls `model_type`. Its row names the modules of a layer and states what the modules alone
+do not show. Pruning and the small file need no row (blocks.py); whole native layers, `--shrink`, ONNX and
 the number of positions do. No other module knows a family by name.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from pinscher.errors import InputError
 from pinscher.registry import Registry
 
-# What transformers calls an activation, and what the kernels call it.
+# transformers' names of activations, and the kernels' names.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-NO_LIMIT = 1 << 20  # positions of a model that has any number of them
+NO_LIMIT = 1 << 20  # positions of a model without a limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class Family:
     # Before the layers, below the base model.
     embeddings: tuple[str, ...]  # the tables of words, positions and token types, those that there are, in one module
     embeddings_norm: str = ""
-    projection: str = ""  # what brings embeddings of another width to that of the layers; a model may lack it
-    relative_bias: str = ""  # the table of numbers that are added to scores, by how far two tokens are apart
-    counts_from_padding: bool = False  # the first position is the padding token's number and one, not 0
-    padding: int | None = None  # that number, where it is not the config's pad_token_id
-    tokenizer_gives_types: bool = False  # its tokenizers say which sentence a token is of, and the model reads it
+    projection: str = ""  # projects embeddings of another width to that of the layers; a model may lack it
+    relative_bias: str = ""  # the table of biases that are added to attention scores, by the distance of two tokens
+    counts_from_padding: bool = False  # positions start at the padding token's id + 1, not at 0
+    padding: int | None = None  # that id, if it is not the config's pad_token_id
+    tokenizer_gives_types: bool = False  # its tokenizers return token types, and the model reads them
 
     # After the layers.
     causal: bool = False  # a token sees none behind it: a decoder
-    pooling: str = "head"  # who takes a classifier's token: "pooler", "head"; the model itself: "first", "last"
+    pooling: str = "head"  # what picks a classifier's token: "pooler", "head", or the model: "first", "last"
     result: str  # the class of the base model's outputs
 
     onnx_fusion: str = ""  # the name under which ONNX Runtime's optimiser knows the graph, if it does
@@ -72,12 +72,12 @@ class Family:
 
     @property
     def has_token_types(self) -> bool:
-        """Whether the model has an embedding of token types, be it for one type only."""
+        """Whether the model has an embedding of token types, even if there is only one type."""
         return len(self.embeddings) == 3
 
     @property
     def is_native(self) -> bool:
-        """Whether native code computes its layers: attention, sum, norm, MLP, sum, norm, seen from both sides."""
+        """Whether native code computes its layers: bidirectional attention, sum, norm, MLP, sum, norm."""
         return self.norms == "post" and not self.causal and not self.gate
 
     @property
@@ -183,7 +183,7 @@ FAMILIES["xlm-roberta"] = ROBERTA
 
 
 def type_of(config: Any) -> str:
-    """What transformers calls the family of a config, or of what config.json says; "" if it does not say."""
+    """The `model_type` of a config, or of the contents of config.json; "" if there is none."""
     told = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", None)
     return told if isinstance(told, str) else ""
 

@@ -1,6 +1,6 @@
-"""Model folders that need not be trusted: what is checked before a library opens their files.
+"""Checks of untrusted model folders, made before a library opens their files.
 
-A pipe would keep it waiting for ever, and a config.json of some bytes can ask for a model of any size.
+Reading a pipe would block for ever, and a config.json of a few bytes can ask for a model of any size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pinscher.errors import InputError
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 26  # bytes of a config.json
-# What models call the number of their layers. Each layer has a tensor of its own, unless all share theirs.
+# Names of the number of layers in configs. Each layer has tensors of its own, unless all layers share theirs.
 LAYERS = (
     *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_layers", "decoder_layers", "num_hidden_groups", "inner_group_num"),
@@ -26,14 +26,14 @@ WIDTHS = (
     *("vocab_size", "hidden_size", "intermediate_size", "embedding_size", "d_model", "d_ff", "d_kv"),
     *("n_embd", "n_inner", "dim", "hidden_dim"),
 )
-FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # up to these, a count is never too large
-A_BYTE = 1024  # weights that a byte of a small file may stand for
-A_TENSOR = 64  # bytes that a tensor takes at least, with its name
+FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # counts up to these are always accepted
+A_BYTE = 1024  # weights that a byte of a small file may encode
+A_TENSOR = 64  # the least bytes that a tensor takes, with its name
 MOST_LAYERS = 1000  # where it is not known which file belongs to a config
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Refuses a folder that would hang or exhaust its reader; returns what its config.json says, {} if there is none.
+    """Refuses a folder that would hang or exhaust its reader; returns the contents of config.json, {} without one.
 
     Raises:
         InputError: for a pipe, a device or a socket, a config.json that cannot be read, and sizes that the weights

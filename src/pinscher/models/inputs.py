@@ -1,4 +1,4 @@
-"""What goes into the matrices of a model while batches run through it: the statistics of pruning and storing."""
+"""Observes the inputs of a model's matrices while batches run through it, for pruning and for INT8 scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Look = Callable[[str, Tensor], None]
 
 
 class _EnoughError(Exception):
-    """Ends a forward pass: all inputs that were asked for are known."""
+    """Ends a forward pass early: all inputs that were asked for have been seen."""
 
 
 def run(model: nn.Module, batch: Any) -> Any:
@@ -25,7 +25,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module into evaluation mode for a while, and each back into its own."""
+    """Puts every module into evaluation mode while the block runs; then each gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:
@@ -38,7 +38,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(modules: Modules, look: Look) -> Iterator[None]:
-    """While it is open, every use of a matrix shows its name and its input to `look`."""
+    """While the block runs, calls `look` with name and input at every use of a matrix."""
     with contextlib.ExitStack() as stack:
         for name, users in modules.items():
 

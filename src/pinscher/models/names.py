@@ -1,7 +1,7 @@
-"""What the names of modules and tensors tell, without a model to ask: no torch is needed here.
+"""What the names of modules and tensors tell by themselves, without a model and without torch.
 
-A name is cleaned of what wrappers add, shortened for people, and, where a checkpoint comes without its model, taken for
-a guess at what a tensor is. With a model at hand, blocks.py knows.
+Names are stripped of what wrappers add, and shortened for display. For a checkpoint without its model, they are used to
+guess what a tensor is; with a model, blocks.py knows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WRAPPERS = re.compile(
 )
 _ADAPTERS = re.compile(r"(^|\.)(lora_\w+|original_module)(\.|$)")  # peft's own parts, and the heads that it replaced
 
-HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # what a number of attention heads is called
+HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # names of the number of attention heads
 _WIDTHS = ("hidden_size", "dim", "n_embd", "d_model")
 
-# Without a model to ask, matrices are recognised by name and shape. These are no matrices of a block:
+# Without a model, matrices are recognised by name and shape. These names are not matrices of a block:
 _OUTSIDE = re.compile(
     r"(^|[._])(embed\w*|\w*embeddings?|wte|wpe|tok\w*_emb\w*|pos\w*_emb\w*|shared|lm_head|classifier|score|pooler|cls"
     r"|qa_outputs|head|norm|LayerNorm|ln_\w+|relative_attention_bias)([._]|$)"

@@ -1,8 +1,8 @@
-"""How large the layers of a model are, and how a layer is made smaller.
+"""The sizes of a model's layers, and how to make a layer smaller.
 
 The sizes of a layer are its attention heads and the features of its feed-forward part; a model whose layers have other
-sizes than its config says carries them in the small file (`uneven`, `resize_`). Where a layer keeps its parts is in its
-family's row (families.py).
+sizes than its config says carries them in the small file (`uneven`, `resize_`). Where a layer keeps its parts is
+stated in its family's row (families.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pinscher.models.names import HEAD_COUNTS
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one layer has: attention heads, and features of the feed-forward part."""
+    """The sizes of one layer: attention heads, and features of the feed-forward part."""
 
     heads: int
     inner: int
@@ -43,7 +43,7 @@ def uneven(model: Any) -> list[list[int]] | None:
 
 
 def has_all_heads(model: Any) -> bool:
-    """Whether the layers have as many heads as the config says; a model of an unknown family has."""
+    """Whether the layers have as many heads as the config says; True for a model of an unknown family."""
     sizes = uneven(model) or []
     return all(heads == _configured(model).heads for heads, _ in sizes)
 
@@ -52,7 +52,7 @@ def resize_(model: Any, sizes: Any) -> None:
     """Gives an empty model the sizes that a file names, so that its weights fit.
 
     Raises:
-        InputError: if these are no sizes for this model.
+        InputError: if these sizes do not fit the model.
     """
     family, most = shrinkable_family(model), _configured(model)
     layers = list(model.base_model.get_submodule(family.layers))
@@ -84,7 +84,7 @@ def _configured(model: Any) -> Sizes:
 
 
 def keep_features(layer: nn.Module, family: Family, needed: Tensor, count: int) -> None:
-    """Keeps the needed features and as many zeros as make `count` of them."""
+    """Keeps the needed features, filled up to `count` with dead ones."""
     up, down = layer.get_submodule(family.up), layer.get_submodule(family.down)
     places = torch.cat([needed.nonzero().view(-1), (~needed).nonzero().view(-1)])[:count].sort().values
     _cut_(up, 0, places)

@@ -1,16 +1,16 @@
-"""Gives a module another class, in the one place that does so.
+"""The only place that gives a module another class.
 
-A live module sometimes has to behave otherwise and still be what it was: `isinstance`, its name and place in the model,
-its parameters, hooks and `state_dict`, and whoever holds a reference to it. A wrapper around it would be another object
-of another class, under another name; an attribute `forward` of its own would hold a reference to its module, so that
-neither is freed until the garbage collector comes by, and users and libraries set that attribute themselves. So the
-module becomes an instance of a subclass that goes by its parent's name. torch's parametrizations and FSDP2 do the same.
+Sometimes a live module must behave differently and keep its identity: `isinstance`, its name and place in the model,
+its parameters, hooks and `state_dict`, and the references that others hold. A wrapper would be another object of
+another class, under another name. An attribute `forward` would form a reference cycle with its module, which only the
+garbage collector frees, and users and libraries set that attribute themselves. So the module becomes an instance of a
+subclass with its parent's name, as in torch's parametrizations and FSDP2.
 
 Its users: runtime/sparse.py mixes native layers into a copy of an encoder, and lets a copy of a classifier tell its
-encoder that first tokens will do; prune/snapshot.py lets a matrix be expanded while a teacher reads it, and takes the
-class back.
+encoder that only first tokens are read; prune/snapshot.py expands a packed matrix while a teacher reads it, and then
+restores the class.
 
-Two other devices change what code of others does, and each stands beside the only code that it serves. The context
+Two other devices change the behaviour of foreign code; each is beside the only code that it serves. The context
 variable ONLY_FIRST (runtime/encoder.py) tells a base model what its caller reads: it belongs to one call, not to a
 module, so no other class could carry it. The import hook (store/registration.py) registers the small file when
 transformers is imported: it must be in place after `import pinscher`, before there is any module, and needs no torch.

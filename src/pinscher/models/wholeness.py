@@ -1,6 +1,6 @@
-"""Whether a checkpoint is the whole model: which weights it cannot be without.
+"""Whether a checkpoint is the whole model: which weights it must have.
 
-transformers makes up random numbers for whatever is missing. That is right for a new head, and for nothing else.
+transformers initialises whatever is missing at random. That is right for a new head, and for nothing else.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import nn
 
 
 def lacking(model: Any, missing: Iterable[str]) -> list[str]:
-    """Those of the weights missing from a checkpoint that it cannot be without, sorted.
+    """The weights missing from a checkpoint that it must have, sorted.
 
     If the checkpoint is of the model's own class, as `architectures` says, these are all of them. Otherwise the head
-    may be new, and so may a pooler of which the checkpoint has nothing: not every class has one, and bare models are
-    saved without theirs too. Only parameters count; buffers are made.
+    may be new, and so may a pooler that is missing as a whole: not every class has one, and bare models may be saved
+    without it. Only parameters count; buffers are computed.
 
     Args:
         model: the model that was loaded, or is to be.
@@ -38,5 +38,5 @@ def lacking(model: Any, missing: Iterable[str]) -> list[str]:
 
 
 def _is_head(model: Any, part: nn.Module) -> bool:
-    """Whether a part of a model that has its base's parts among its own, such as T5's, is the head."""
+    """Whether a part is the head, for a model such as T5's that has its base's parts among its own."""
     return "For" in type(model).__name__ and isinstance(part, nn.Linear)

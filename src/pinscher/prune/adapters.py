@@ -5,8 +5,8 @@ In a peft model every prunable matrix is parametrized, and the forward pass sees
     W' = M ⊙ (W + s·B·A)
 
 so a pruned position contributes nothing, adapter included, as soon as it is masked. Scores are computed from W + s·B·A
-and G = ∂L/∂W', the gradient of the whole matrix. G is gathered in the backward pass and belongs to no parameter, so no
-optimiser steps on it and no clipping counts it. A and B receive the gradient of the masked product, s·Bᵀ(G ⊙ M) and
+and G = ∂L/∂W', the gradient of the whole matrix. G is collected in the backward pass and belongs to no parameter, so
+neither optimiser nor clipping sees it. A and B receive the gradient of the masked product, s·Bᵀ(G ⊙ M) and
 s·(G ⊙ M)Aᵀ. `Pruner.finish` merges: W' becomes the plain weight and keeps every zero. Adapters of matrices that are not
 pruned are treated alike, with M = 1.
 """
@@ -108,7 +108,7 @@ class AdaptedWeights(GatedWeights):
             raise ValueError("the adapters are not in this optimiser: build it from pruner.param_groups().")
 
     def install(self, sparse: bool) -> None:
-        """Parametrizes every matrix, and turns off the adapters' own way of adding themselves to outputs."""
+        """Parametrizes every matrix, and stops the adapters from adding themselves to outputs."""
         for site in self.all_sites:
             gate = Effective(site.owner.detach(), site.adapter, site.transposed)
             gate.listens = site not in self.unpruned
@@ -126,7 +126,7 @@ class AdaptedWeights(GatedWeights):
             mask.copy_(ranking.mask(i).view_as(mask))
 
     def end_step(self) -> None:
-        """Drops the gradients that the last step's scores were made of."""
+        """Drops the gradients of the last step's scores."""
         for site in self.sites:
             if site.moving is not None:
                 site.moving.pull = None
@@ -159,7 +159,7 @@ class AdaptedWeights(GatedWeights):
 
 
 def _unpruned(model: nn.Module, sites: Sequence[Site]) -> list[Site]:
-    """The matrices with adapters that are not pruned: they have to be merged as well."""
+    """The matrices with adapters that are not pruned; they are merged as well."""
     pruned = {id(site.adapter) for site in sites}
     found = []
     for name, module in model.named_modules():
@@ -221,7 +221,7 @@ def _parts(adapter: Any) -> tuple[nn.Module, nn.Module, float]:
 
 
 def plain_name(name: str) -> str | None:
-    """A tensor's name in the plain model; None for what is not in it: adapters, the originals of trained heads."""
+    """A tensor's name in the plain model; None for tensors it lacks: adapters, originals of trained heads."""
     if is_of_adapter(name) or "parametrizations" in name.split("."):
         return None
     return clean_name(_KEPT_MODULE.sub("", name))

@@ -1,7 +1,7 @@
-"""The mean of the weights over the last steps of a run: a steadier model than the last step's.
+"""The mean of the weights over the last steps of a run, which is less noisy than the last step.
 
-In the cool-down the mask hardly moves, so the mean of the surviving weights is meaningful; what is zero at the end
-stays zero.
+In the cool-down the mask hardly changes, so the mean of the surviving weights is meaningful. Weights that are zero at
+the end stay zero.
 
     average = WeightAverage(model, start=schedule.settled_at)
     ...
@@ -25,7 +25,7 @@ class WeightAverage:
     """A running mean of a model's trainable parameters, in fp32.
 
     Args:
-        model: the model; read after each step, written by `apply_` alone.
+        model: the model; read after each step, written only by `apply_`.
         start: the first step that counts.
     """
 
@@ -36,7 +36,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, t: int) -> None:
-        """Takes the weights after t completed steps into the mean, if they are late enough."""
+        """Adds the weights after t completed steps to the mean, from the first step that counts."""
         if t < self.start:
             return
         self.count += 1
@@ -49,7 +49,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def apply_(self) -> None:
-        """Gives the model the mean weights; zeros stay zero, also those outside of pruned matrices."""
+        """Sets the weights to their mean; zeros stay zero, also outside of pruned matrices."""
         for name, mean in self._means.items():
             weight = local(self._parameters[name])
             weight.copy_(torch.where(weight == 0, weight, mean.to(weight.dtype)))

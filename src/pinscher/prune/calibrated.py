@@ -1,4 +1,4 @@
-"""One-shot methods that look at calibration data: Wanda and SparseGPT.
+"""One-shot methods that use calibration data: Wanda and SparseGPT.
 
 They need the inputs of each matrix, which `walk.py` gathers block by block. By default they choose masks as in their
 papers: within each row (Wanda), or while walking through the columns (SparseGPT). If a pattern or a scope is given,
@@ -26,7 +26,7 @@ from pinscher.settings import COUNT, POSITIVE, setting
 
 @dataclass
 class Calibrated(Criterion):
-    """What methods share that prune once, by the inputs of each matrix. `calibration`: number of calibration rows."""
+    """The base class of methods that prune once, by the inputs of each matrix. `calibration`: number of rows."""
 
     calibration: int = setting(128, takes=COUNT)
 
@@ -44,10 +44,10 @@ class Calibrated(Criterion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.measured: dict[str, Tensor] = {}  # flat scores by site, from a walk until the ranking after it
+        self.measured: dict[str, Tensor] = {}  # flat scores by site, between a walk and the ranking
 
     def empty(self, features: int, like: Tensor) -> Tensor:
-        """The statistics of no inputs."""
+        """Initial statistics, of no inputs."""
         raise NotImplementedError
 
     def add_(self, statistics: Tensor, inputs: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Calibration data: batches of model inputs, for methods that look at what a model does with them."""
+"""Calibration data: batches of model inputs, for methods that run the model to prune it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listed(criterion: Criterion, batches: Batches | None) -> list[Any]:
 
 
 def missing(criterion: Criterion) -> ValueError:
-    """The error for a method that needs calibration data where none was given."""
+    """The error of a method that needs calibration data and has none."""
     name = next(name for name in CRITERIA if CRITERIA[name] is type(criterion))
     return ValueError(
         f"{name} needs calibration data: give batches of model inputs, Pruner(model, config, calibration=batches) or "

@@ -1,4 +1,4 @@
-"""PruningConfig: everything that decides which weights survive, as one plain value."""
+"""PruningConfig: all settings that decide which weights survive, as one plain value."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class PruningSettings:
-    """What a `PruningConfig` and the run of a command have in common: which weights go, and when."""
+    """The settings that `PruningConfig` and `RunConfig` share: which weights are pruned, and when."""
 
     method: str = setting(
         "pins",
-        f"Criterion: {', '.join(CRITERIA)}; a run may also be dense, which prunes nothing.",
+        f"Pruning method: {', '.join(CRITERIA)}; a run may also be dense, without pruning.",
         group="Run",
         takes=Names(CRITERIA),
     )
@@ -50,7 +50,7 @@ class PruningSettings:
     )
     jump: float | None = setting(
         None,
-        "Sparsity to jump to when the warm-up ends, from where the schedule goes on; by default none.",
+        "Sparsity to reach at once when the warm-up ends; the schedule continues from there. By default none.",
         group="Pruning",
         takes=FRACTION,
     )
@@ -69,12 +69,12 @@ class PruningSettings:
     regrow: bool = setting(True, "Whether a pruned weight may come back.", group="Pruning")
     pattern: str = setting(
         UNSTRUCTURED,
-        "What is pruned as a whole: unstructured, N:M (2:4), RxC blocks (4x1), rows, columns, heads.",
+        "Units to prune: unstructured (single weights), N:M (2:4), RxC blocks (4x1), rows, columns, heads.",
         group="Pruning",
     )
     scope: str | None = setting(
         None,
-        f"What is ranked together: {', '.join(SCOPES)}; by default global (pst: matrix).",
+        f"Units to rank together: {', '.join(SCOPES)}; by default global (pst: matrix).",
         group="Pruning",
         takes=Names(SCOPES),
     )
@@ -125,7 +125,7 @@ class PruningConfig(PruningSettings):
             self.make_schedule()
 
     def make_criterion(self) -> Criterion:
-        """The method as an object; a wrong option is an error that names the right ones."""
+        """The method as an object; for a wrong option the error names the valid ones."""
         return make_criterion(self.method, self.options)
 
     def make_schedule(self, initial_density: float | None = None) -> Schedule:

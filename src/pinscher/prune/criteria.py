@@ -1,9 +1,9 @@
-"""Criteria: how important a weight is. All that rank weights by their values and gradients, simplest first.
+"""Criteria: how important a weight is. Those that rank weights by their values and gradients, simplest first.
 
 A criterion sees one `Site` at a time and gives scores; larger means keep. It may `observe` the site at every optimiser
 step, either `before` the step (weight_t, grad_t) or `after` it (weight_t+1, grad_t), and keep what it measures in
-`site.state`. To add one, write a dataclass and register it; nothing else needs to change. What it can and cannot do is
-said by class attributes.
+`site.state`. To add one, write a dataclass and register it; nothing else needs to change. Class attributes declare what
+it can and cannot do.
 
 PINS minimises the first-order change of the loss, sum_i g_i (x_i dθ_i - (1 - x_i) θ_i) under sum x_i = r, by keeping
 the r weights with the largest S_i = -g_i dθ_i - g_i θ_i. With dθ = -lr g this is S = lr g² - g θ.
@@ -38,30 +38,30 @@ CRITERIA: Registry[type[Criterion]] = Registry("method")
 
 @dataclass
 class Criterion:
-    """The interface. The fields of a subclass are its options; it overrides `scores` and what else it needs.
+    """The interface. The fields of a subclass are its options; it overrides `scores` and whatever else it needs.
 
     A field may say which values it takes: `beta: float = setting(0.9, takes=FRACTION)` (see `pinscher.settings`).
     """
 
     scope: ClassVar[Literal["global", "matrix"]] = "global"  # what is ranked together
     needs_grad: ClassVar[bool] = True
-    schedule: ClassVar[str | None] = None  # the only schedule that makes sense, if there is just one
+    schedule: ClassVar[str | None] = None  # the schedule, if only one makes sense
     hold: ClassVar[str | None] = None  # likewise
-    chooses: ClassVar[bool] = False  # whether it makes the masks by itself, unless asked for units or a scope
+    chooses: ClassVar[bool] = False  # whether it chooses masks by itself, unless a pattern or a scope is given
     measures_first: ClassVar[bool] = False  # whether the steps before the first ranking only measure and train nothing
     weights: ClassVar[type[Weights]] = Weights  # how its masks reach the weights
     learns_masks: ClassVar[bool] = False  # whether masks are trained; they are exact only at the end
     needs_calibration: ClassVar[bool] = False  # whether it needs batches of model inputs
-    adaptable: ClassVar[bool] = True  # whether weights may be frozen below adapters: it leaves them as they are
+    adaptable: ClassVar[bool] = True  # whether it works with weights frozen below adapters: it must not change them
     unshardable: ClassVar[str | None] = None  # why sharded weights cannot be used, and what to do instead
-    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = None  # its main option, and values to choose from
+    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = None  # its main option, with values to try
 
     def __post_init__(self) -> None:
         settings.check(self)
 
     @property
     def moment(self) -> Literal["before", "after", "never"]:
-        """When a site is observed: before or after the optimiser's step. Learned masks never need it."""
+        """When a site is observed: before or after the optimiser's step; never for learned masks."""
         return "after"
 
     @property
@@ -75,11 +75,11 @@ class Criterion:
         return not cls.needs_grad
 
     def calibration_rows(self, batch_size: int) -> int:
-        """How many rows of data it needs to prune once, in batches of this size."""
+        """The number of data rows that it needs to prune once, in batches of this size."""
         return 0
 
     def cooldown(self, steps: int, total: int) -> int:
-        """The steps of the cool-down, out of `total`, given what the user asked for.
+        """The steps of the cool-down, out of `total`, given the number that the user asked for.
 
         Raises:
             ValueError: if the run is too short.
@@ -89,8 +89,8 @@ class Criterion:
     # ------------------------------------------------------------ scores
 
     def prepare(self, site: Site, state_dtype: torch.dtype) -> None:
-        """Creates `site.state`. The last dimension of a floating-point tensor runs over this rank's weights. Others
-        are not about single weights and are the same on every rank.
+        """Creates `site.state`. The last dimension of floating-point tensors runs over this rank's weights. Other
+        tensors do not belong to single weights and are the same on every rank.
         """
 
     def observe(self, site: Site, t: int, closing: int) -> None:
@@ -122,12 +122,12 @@ class Criterion:
             self.compensate(site, ranking.pruned[site.name])
 
     def compensate(self, site: Site, pruned: Tensor) -> None:
-        """Called after a ranking with the flat mask (True is pruned): may move the weights that stay."""
+        """Called after a ranking with the flat mask (True is pruned); may change the remaining weights."""
 
     # ------------------------------------------------------------ learned masks
 
     def add_penalty(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
-        """Adds the penalty's gradient to the loss's, after clipping and whatever the loop's accumulation and AMP."""
+        """Adds the gradient of the penalty, after accumulation, unscaling and clipping."""
 
     def steer(self, ranking: Ranking, schedule: Schedule, t: int) -> None:
         """Brings learned masks to the schedule's density after step t."""
@@ -205,7 +205,7 @@ class Smoothed(Criterion):
 
     @property
     def fused(self) -> Literal["weight", "step"] | None:
-        """Which quantity native code knows how to smooth: |g θ|, |g (θ - lr g)|, or neither."""
+        """The quantity that native code can smooth: |g θ|, |g (θ - lr g)|, or none."""
         return "weight" if type(self).quantity is Smoothed.quantity else None
 
     def observe(self, site: Site, t: int, closing: int) -> None:
@@ -236,7 +236,7 @@ class Smoothed(Criterion):
     def _fold(self, site: Site, at: slice, now: Tensor, t: int) -> None:
         mean = site.state["mean"][at]
         new_mean = mean.to(now.dtype).lerp_(now, 1 - self.beta1)  # in place where the precision is the same
-        _store(mean, new_mean, t)  # which rounds new_mean too: the spread is taken around what is kept
+        _store(mean, new_mean, t)  # this rounds new_mean too: the spread is around the stored mean
         if "spread" in site.state:
             spread = site.state["spread"][at]
             _store(spread, spread.to(now.dtype).lerp_(now.sub_(new_mean).abs_(), 1 - self.beta2), t)
@@ -248,7 +248,7 @@ class Smoothed(Criterion):
         plain = all(t is not None and t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         small = max(1 - self.beta1, 1 - self.beta2) < 0.5  # torch interpolates from the other end above that
         core = native.core() if plain and small and self.fused and site.grad_scale == 1.0 else None
-        if core is None or self.smoothing != "window" or native.isa() == "scalar":  # which does not fuse as torch does
+        if core is None or self.smoothing != "window" or native.isa() == "scalar":  # it does not fuse as torch does
             return 0
         flat = [t.detach().view(-1) for t in tensors if t is not None]
         if not all(t.is_contiguous() for t in flat):
@@ -364,7 +364,7 @@ class Snip(Smoothed):
     measures_first: ClassVar[bool] = True
 
     def cooldown(self, steps: int, total: int) -> int:
-        """All steps after the measuring: they train with the mask."""
+        """All steps after the measuring; they train with the mask."""
         if self.batches >= total:
             raise ValueError(f"snip measures {self.batches} batches but the run has {total} steps")
         return total - self.batches

@@ -1,6 +1,6 @@
-"""How far the student's outputs are from the teacher's: the paper's D(y_θ(t), y_θ(t_l)), per kind of output.
+"""The divergence of the student's outputs from the teacher's: the paper's D(y_θ(t), y_θ(t_l)), per kind of output.
 
-Every function works on logits and leaves out what does not count: padding, ignored labels.
+Every function works on logits, without padding and ignored labels.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # the label that losses pass over
-LOWEST = -1e30  # a logit that no softmax sees, at any temperature
+IGNORED = -100  # the label that losses ignore
+LOWEST = -1e30  # a logit whose softmax is 0 at any temperature
 KINDS = ("classes", "regression", "tokens", "spans", "causal-lm", "seq2seq-lm")
 
 
@@ -40,7 +40,7 @@ def named(outputs: Any) -> Mapping[str, Any]:
 
 
 def infer_kind(outputs: Any) -> str:
-    """The kind of outputs where it is beyond doubt."""
+    """The kind of outputs, if it is unambiguous."""
     if not isinstance(outputs, Tensor) and "start_logits" in named(outputs):
         return "spans"
     (logits,) = logits_of(outputs, "classes")
@@ -53,7 +53,7 @@ def infer_kind(outputs: Any) -> str:
 
 
 def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, Any], side: int) -> _Compared:
-    """Brings logits to [rows, classes] with the labels and only the rows that count."""
+    """Logits as [rows, classes] and labels, only of the rows that count."""
     labels = batch.get("labels")
     if kind == "classes":
         if labels is not None and labels.shape == student.shape[:1]:
@@ -64,11 +64,11 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
         mask, labels = batch.get("attention_mask"), batch.get(("start_positions", "end_positions")[side])
         if mask is None:
             return _Compared(student, teacher, labels)
-        # Padding can be no answer, and is no class that the student could be unsure about.
+        # Padding cannot be an answer, and is not a class in the student's entropy.
         student, teacher = (x.float().masked_fill(mask == 0, LOWEST) for x in (student, teacher))
         return _Compared(student, teacher, labels, classes=(mask != 0).sum(1))
     mask = batch.get("decoder_attention_mask" if kind == "seq2seq-lm" else "attention_mask")
-    if kind == "causal-lm":  # position i speaks of token i + 1
+    if kind == "causal-lm":  # position i predicts token i + 1
         student, teacher = student[:, :-1], teacher[:, :-1]
         labels, mask = (None if x is None else x[:, 1:] for x in (labels, mask))
     counts = torch.ones(student.shape[:2], dtype=torch.bool, device=student.device)
@@ -80,7 +80,7 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
 
 
 class _Compared:
-    """Rows of student and teacher logits, with labels where there are any."""
+    """Rows of student and teacher logits, with labels if there are any."""
 
     def __init__(self, student: Tensor, teacher: Tensor, labels: Tensor | None, classes: Tensor | None = None) -> None:
         self.student, self.teacher, self.labels = student.float(), teacher.float(), labels
@@ -96,10 +96,10 @@ class _Compared:
         return F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True) * temperature**2
 
     def mixed(self, temperature: float) -> Tensor:
-        """What turns mean CE into the reference code's mean of a KD + (1 - a) CE, with a = 1 - H(student) / log C.
+        """What mean CE lacks of the reference code's mean of a KD + (1 - a) CE, with a = 1 - H(student) / log C.
 
-        KD is T² times the cross-entropy between teacher and student at temperature T. A student that is sure of itself
-        listens to the teacher, one that is not to the labels.
+        KD is T² times the cross-entropy between teacher and student at temperature T. The more certain the student,
+        the more the teacher counts, and the less the labels.
         """
         if self.labels is None:
             raise ValueError("mix='entropy' weighs the labels' loss of each example: the batch must hold labels")

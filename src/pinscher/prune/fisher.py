@@ -1,7 +1,7 @@
 """oBERT: second-order pruning with a block Fisher matrix, once or along a schedule.
 
-The loss's change is ½ δᵀFδ, with F estimated from gradients in blocks along its diagonal. Pruning weight q costs
-ρ_q = w_q² / (2 [F⁻¹]_qq); pruning a set Q moves the weights that stay by δ = - F⁻¹_:Q (F⁻¹_QQ)⁻¹ w_Q.
+The change of the loss is ½ δᵀFδ, with F estimated from gradients in blocks along its diagonal. Pruning weight q costs
+ρ_q = w_q² / (2 [F⁻¹]_qq); pruning a set Q moves the remaining weights by δ = - F⁻¹_:Q (F⁻¹_QQ)⁻¹ w_Q.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Obert(Criterion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._ready: dict[str, Tensor] = {}  # saliencies from just before a ranking until just after it
+        self._ready: dict[str, Tensor] = {}  # saliencies, only during a ranking
 
     @classmethod
     def prunes_once(cls) -> bool:

@@ -38,7 +38,7 @@ BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the hard-concrete distribution of Louizo
 CLOSED = math.log(-GAMMA / ZETA)  # a hard-concrete gate is exactly zero at test time up to this logit
 LOGITS = 30  # a sigmoid of more is 1 in float32, and its gradient 0
 MILLION = 1_000_000
-REFERENCE = 85e6  # weights in BERT-base's blocks: penalties are the authors' for that many, and the same per weight
+REFERENCE = 85e6  # weights in BERT-base's blocks: penalties are given for that many, and scaled for others
 
 
 # ---------------------------------------------------------------- a gate
@@ -141,7 +141,7 @@ class GatedWeights(Weights):
     def finish(self) -> nn.Module:
         """Turns gated weights into plain ones.
 
-        FSDP2 knows a sharded parameter by its place in the module tree: there the gate stays, and lets everything
+        FSDP2 identifies a sharded parameter by its place in the module tree, so its gate stays and passes the weight
         through.
         """
         for site in self.all_sites:
@@ -353,7 +353,7 @@ _masked: Callable[[Tensor, Tensor, Tensor], Tensor] = _Masked.apply
 
 
 class _ScoreGate(Gate):
-    """Learns a score for every weight. `closed` is the score of weights that the model already lacks."""
+    """Learns a score for every weight. `closed` is the score of weights that are zero from the start."""
 
     def __init__(self, weight: Tensor, spread: float, step: float) -> None:
         super().__init__(weight)
@@ -372,7 +372,7 @@ class _ScoreGate(Gate):
 
 
 def _quantiles(values: Tensor) -> Tensor:
-    """Where each value stands among all, from 0 for the smallest up to below 1."""
+    """The quantile of each value, from 0 for the smallest to below 1."""
     order = values.flatten().argsort(stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
@@ -459,7 +459,7 @@ class SoftMovement(Gated[_SoftGate]):
         return _SoftGate(weight, self.spread, self.score_lr, self.penalty)
 
     def projects(self, ranking: Ranking, schedule: Schedule, t: int) -> bool:
-        # One level knows nothing of units: with them the cool-down has to recover from the projection.
+        # A single level ignores units, so with units the model has to recover from the projection in the cool-down.
         return ranking.layout is not None and schedule.settled(t) and schedule.due(t)
 
     def approach(self, ranking: Ranking, density: float, due: bool) -> None:
@@ -491,8 +491,8 @@ def _exact_level(gates: Sequence[_SoftGate], density: float, ranking: Ranking) -
 
 
 class _ConcreteGate(Gate):
-    """Open with a probability that is learned; at test time as far as its logit says. A projection ends that: how far
-    it was open becomes a part of the weight, and from then on it is plainly open or closed.
+    """Open with a learned probability in training, and to a degree given by its logit at test time. A projection ends
+    this: the degree becomes a factor of the weight, and from then on the gate is fully open or closed.
     """
 
     fixed: Tensor
@@ -551,7 +551,7 @@ class _ConcreteGate(Gate):
             local(self.logits.grad).addcmul_(open_, 1 - open_, value=self.penalty * strength / total)
 
     def _chances(self) -> Tensor:
-        """How likely each of this rank's gates is to be open at all."""
+        """The probability that each of this rank's gates is open at all."""
         return (local(self.logits.detach()) - BETA * CLOSED).sigmoid()
 
     @staticmethod
@@ -600,7 +600,7 @@ class L0(Gated[_ConcreteGate]):
         return schedule.settled(t)
 
     def project(self, ranking: Ranking, density: float) -> None:
-        """As for others; how far the gates were open becomes a part of the weights."""
+        """As for others; the degree to which gates were open becomes a factor of the weights."""
         fixed = bool(self.gates(ranking)[0].fixed)
         super().project(ranking, density)
         for site, gate in zip(ranking.sites, self.gates(ranking), strict=True):

@@ -2,7 +2,7 @@
 
 No architecture is named. An attention is a module with matrices whose names begin with q, k and v (or one matrix that
 holds all three, where their order is known: GPT-2's `Conv1D`, `nn.MultiheadAttention`), followed by one that reads as
-many inputs as the values have outputs. The number of heads is an attribute of the module, or of its configuration.
+many inputs as the values have outputs. The number of heads is an attribute of the module or of its configuration.
 Where several query heads read one key and value (grouped queries), they are one unit.
 """
 
@@ -29,7 +29,7 @@ class Heads(Pattern):
     """A unit is a head."""
 
     def __init__(self) -> None:
-        # For each site: along which dimension of [outputs, inputs] its units lie, and the unit of each place there.
+        # For each site: the dimension of [outputs, inputs] along which units lie, and the unit of each position there.
         self.places: dict[str, tuple[int, Tensor]] = {}
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
@@ -54,13 +54,13 @@ class Heads(Pattern):
         return (places[:, None] if dim == 0 else places[None, :]).expand(outward(site))
 
     def _family(self, members: dict[str, Site], modules: dict[str, nn.Module]) -> Family:
-        """One attention, and where its heads lie."""
+        """One attention, and the positions of its heads."""
         first = next(iter(members.values()))
         heads = _heads_of(first, modules)
         queries, keys, values = _outputs(members)
         inputs = outward(members["o"])[1]
         size = queries // heads
-        shared = keys // max(size, 1)  # key and value heads, of which each serves as many queries
+        shared = keys // max(size, 1)  # key and value heads, each shared by the same number of query heads
         fits = size and queries == heads * size and keys == shared * size and heads % shared == 0
         if not fits or values % shared or inputs != heads * (values // shared):
             raise ValueError(
@@ -99,12 +99,12 @@ def _attentions(sites: Sequence[Site]) -> Iterator[dict[str, Site]]:
 
 
 def _output(sites: Sequence[Site], members: dict[str, Site], parent: str) -> Site:
-    """The matrix that follows the values: in the same module, or else in the one around it."""
+    """The matrix that follows the values: in the same module, or else in its parent."""
     values, taken = _outputs(members)[2], list(members.values())
     first = taken[0]
     found: list[Site] = []
     for around in (parent, parent.rpartition(".")[0]):
-        # An attention within the surroundings of another (self, cross) is not its output.
+        # Another attention below the same parent (self, cross) is not its output.
         near = [s for s in sites if s not in taken and s.name.startswith(around + ".") and s.block == first.block]
         found = [s for s in near if re.fullmatch(OUTPUT, _leaf(s), re.I)]
         if found:
@@ -133,7 +133,7 @@ def _outputs(members: dict[str, Site]) -> tuple[int, int, int]:
 
 
 def _heads_of(site: Site, modules: dict[str, nn.Module]) -> int:
-    """The number of heads, as the attention around a matrix or its configuration says."""
+    """The number of heads, from the attention around a matrix or from its configuration."""
     path = _parent(site)
     while path:
         module: Any = modules.get(path)

@@ -1,11 +1,12 @@
-"""What a matrix's inputs say of its weights: which go, and what the others do to make up for them. Pure functions.
+"""Pruning a matrix by its inputs: which weights go, and how the others compensate for them. Pure functions.
 
-Optimal Brain Surgeon: with the loss's change ½ δᵀHδ and the constraint w_q + δ_q = 0, pruning weight q costs and moves
+Optimal Brain Surgeon: with the change of the loss ½ δᵀHδ and the constraint w_q + δ_q = 0, weight q has the cost and
+the compensation
 
     ρ_q = w_q² / (2 [H⁻¹]_qq)          δ = - w_q / [H⁻¹]_qq · H⁻¹ e_q
 
 For one output row of a layer Y = X Wᵀ the squared error of the outputs has H = XᵀX, the same for all rows (SparseGPT).
-Wanda is the same with H's diagonal alone and without δ.
+Wanda is the same with only the diagonal of H and without δ.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# What stays of a matrix: a number of weights, N of each M neighbours of a row, or those where a mask [out, in] is True.
+# What is kept of a matrix: a number of weights, N of each M neighbours of a row, or where a mask [out, in] is True.
 Keep = int | tuple[int, int] | Tensor
 
 
 def shares(keep: int, parts: Sequence[int]) -> list[int]:
-    """Deals `keep` places out to parts in proportion to their sizes, rounding the running total: the sum is exact."""
+    """Distributes `keep` over parts in proportion to their sizes, rounding the running total: the sum is exact."""
     total, seen, before, dealt = sum(parts), 0, 0, []
     for size in parts:
         seen += size
@@ -32,7 +33,7 @@ def shares(keep: int, parts: Sequence[int]) -> list[int]:
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """True at the `count` lowest of all scores; of equal ones the later go first, as everywhere."""
+    """True at the `count` lowest of all scores; of equal ones the last, as everywhere."""
     order = scores.reshape(-1).flip(0).argsort(stable=True)[:count]
     chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
     chosen[scores.numel() - 1 - order] = True
@@ -40,7 +41,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def places(scores: Tensor) -> Tensor:
-    """The place of every score along the last dimension, 0 for the largest; the first of equal ones is before."""
+    """The rank of every score along the last dimension, 0 for the largest; equal ones keep their order."""
     order = scores.argsort(dim=-1, descending=True, stable=True)
     counted = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, counted)
@@ -62,7 +63,7 @@ def wanda(weight: Tensor, squares: Tensor, keep: Keep, barred: Tensor | None = N
     Args:
         weight: [out, in].
         squares: [in], the sum of squares of each input feature over all tokens: ‖X_j‖₂².
-        keep: what stays. Of a number of weights every row keeps keep / out, with the running total rounded.
+        keep: what is kept. Of a number of weights every row keeps keep / out, with the running total rounded.
         barred: True where a weight may not stay.
     """
     if isinstance(keep, Tensor):
@@ -82,7 +83,7 @@ def _inverse(hessian: Tensor, damping: float) -> Tensor:
     hessian = hessian.double().clone()
     diagonal = hessian.diagonal()
     dead = diagonal == 0
-    diagonal[dead] = 1.0  # a feature that never was active: whatever its weights are, no output changes
+    diagonal[dead] = 1.0  # a feature that was never active: its weights do not affect the outputs
     diagonal += damping * float(diagonal[~dead].mean() if not dead.all() else 1.0)
     return torch.cholesky_inverse(torch.linalg.cholesky(hessian))
 
@@ -98,10 +99,10 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 
 
 def surgeon_scores(weight: Tensor, hessian: Tensor, damping: float = 0.01) -> Tensor:
-    """w² / [H⁻¹]_jj, what the outputs lose if this weight goes and all others of its row make up for it.
+    """w² / [H⁻¹]_jj, the error of the outputs if this weight is pruned and all others of its row compensate.
 
-    A weight of a feature that never was active costs nothing. It is 0 and not less, since scores are added up to those
-    of units: a unit's should not depend on how many such features it has.
+    A weight of a feature that was never active costs nothing: 0, and not less, because scores are summed over units,
+    and the sum should not depend on how many such features a unit has.
     """
     scores = weight.square() / _inverse(hessian, damping).diagonal().to(weight.dtype)
     return scores.masked_fill_(hessian.diagonal() == 0, 0.0)
@@ -120,9 +121,9 @@ def sparsegpt_(
     Args:
         weight: [out, in], float; changed in place.
         hessian: [in, in], XᵀX over all tokens, in any scale.
-        keep: what stays. Of a number of weights every block keeps its share, with the running total rounded.
-        damping: part of the mean of H's diagonal that is added to it.
-        block: columns whose mask is chosen together.
+        keep: what is kept. Of a number of weights every block keeps its share, with the running total rounded.
+        damping: the part of the mean of H's diagonal that is added to it.
+        block: number of columns whose mask is chosen together.
         barred: True where a weight may not stay.
     """
     rows, columns = weight.shape
@@ -152,6 +153,6 @@ def sparsegpt_(
 
 
 def _costs(weight: Tensor, factor: Tensor, dead: Tensor, barred: Tensor | None, at: slice) -> Tensor:
-    """w² / U_jj² of the columns `at`; below that features never active, and at the bottom what may not stay."""
+    """w² / U_jj² of the columns `at`; below that features that were never active, and lowest what may not be kept."""
     costs = (weight / factor.diagonal()[at]).square().masked_fill_(dead[at], -1.0)
     return costs if barred is None else costs.masked_fill_(barred[:, at], -2.0)

@@ -1,9 +1,9 @@
-"""How far the student's hidden states are from the teacher's, layer by layer (SquareHead).
+"""The distance of the student's hidden states from the teacher's, layer by layer (SquareHead).
 
     D_hidden = mean over layers of  Σ‖student − teacher‖² / Σ‖teacher‖²,  over the tokens that are not padding
 
-The division makes all layers count alike, whatever the size of their features. A student with fewer layers than its
-teacher is compared with evenly spaced ones, the last with the last.
+The division gives all layers the same weight, whatever the size of their features. A student with fewer layers than
+its teacher is compared with evenly spaced ones, the last with the last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pinscher.prune.distillation import IGNORED, named
 
-TINY = 1e-12  # a teacher whose features are all zero divides by this
+TINY = 1e-12  # the least divisor, for a teacher whose features are all zero
 # Fields of a model's outputs that hold hidden states, and the mask that says which of their tokens count.
 STREAMS = (
     ("hidden_states", "attention_mask"),
@@ -72,7 +72,7 @@ def embeddings_term(student: Sequence[Stream], teacher: Sequence[Stream]) -> Ten
 
 
 def matched(mine: int, others: int) -> list[tuple[int, int]]:
-    """Which of the teacher's layers each of the student's is compared with; both counted from 0."""
+    """The teacher's layer for each of the student's layers; both counted from 0."""
     if mine < 1 or others < 1:
         raise ValueError(f"hidden states of {mine} and {others} layers cannot be compared")
     return [(layer, math.ceil((layer + 1) * others / mine) - 1) for layer in range(mine)]

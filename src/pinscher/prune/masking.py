@@ -1,7 +1,7 @@
-"""The one global fact of a masking: which score the last kept weight has.
+"""The global threshold of a masking: the score of the last weight that is kept.
 
-`threshold` finds the exact k-th largest score over many matrices without sorting them, without copying them
-together and without `kthvalue`. It works in three moves, each of which only needs *counts* from other ranks:
+`threshold` finds the exact k-th largest score over many matrices without sorting them, copying them together, or
+`kthvalue`. It works in three steps, each of which only needs *counts* from other ranks:
 
 1. a strided sample gives a bracket (low, high] that holds the k-th largest score almost surely;
 2. one pass over all scores, cache-sized parts at a time, counts what lies above `low` and collects the groups of
@@ -9,7 +9,7 @@ together and without `kthvalue`. It works in three moves, each of which only nee
 3. radix selection among those (histograms of 16-bit digits) gives the exact score.
 
 If the bracket missed, or holds too many scores to collect, the same radix selection runs over everything: slower,
-constant in memory, never wrong. Ties are broken by (site, flat index), so exactly `keep` positions survive.
+with constant memory, and never wrong. Ties are broken by (site, flat index), so exactly `keep` positions survive.
 
 `kept_reference` is the slow, obvious version that the tests compare with.
 """
@@ -26,12 +26,12 @@ from torch import Tensor
 
 from pinscher import native
 
-PART = 12 << 15  # scores looked at together: 1.5 MB of fp32, so that every temporary stays in the cache
+PART = 12 << 15  # scores processed together: 1.5 MB of fp32, so that every temporary stays in the cache
 GROUP = 32  # neighbours folded into one minimum when looking for the few scores inside the bracket
 SAMPLE = 1 << 18  # scores sampled to place the bracket
-SIGMAS = 3.0  # half-width of the bracket; a miss costs a slower second pass, a wider one costs every call
+SIGMAS = 3.0  # half-width of the bracket: a miss costs a slower second pass, a wider bracket costs time in every call
 COLLECT = 1 << 23  # maximum number of scores that are collected (32 MB)
-DIGIT = 16  # bits that one radix step decides
+DIGIT = 16  # bits of one radix step
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Ranks:
     """The processes that each hold a part of every site, in the order of flat indices.
 
     Args:
-        index: which of them this is.
-        size: how many there are.
+        index: the rank of this process.
+        size: the number of processes.
         add: sums an integer tensor over all of them.
     """
 
@@ -56,12 +56,12 @@ ALONE = Ranks(0, 1, lambda counts: counts)
 
 
 class Scores:
-    """The scores of one site, computed part by part from its tensors so that they need never exist as a whole.
+    """The scores of one site, computed part by part from its tensors, so that they are never held as a whole.
 
     Args:
-        tensors: contiguous tensors of one shape, the score's ingredients.
-        combine: called as combine(*pieces, out=buffer), elementwise: gives the scores of matching pieces of the
-            tensors, in the buffer or not. None if there is one tensor and it holds the scores themselves.
+        tensors: contiguous tensors of one shape, from which scores are computed.
+        combine: an elementwise function, called as combine(*pieces, out=buffer): returns the scores of matching pieces
+            of the tensors, in the buffer or not. None if there is one tensor that holds the scores themselves.
     """
 
     def __init__(self, *tensors: Tensor, combine: Callable[..., Tensor] | None = None) -> None:
@@ -87,8 +87,8 @@ class Scores:
         return self._score([t[:whole].view(-1, GROUP).index_select(0, rows).view(-1) for t in self.tensors])
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Cache-sized slices and their scores, each of which is good until the next is asked for."""
-        # One buffer for all parts: memory that is freed and taken anew costs more than the arithmetic.
+        """Cache-sized slices and their scores, each valid until the next one is requested."""
+        # One buffer for all parts: allocating memory again costs more than the arithmetic.
         buffer = self.tensors[0].new_empty(min(PART, self.numel), dtype=self.native)
         for at in parts(self.numel):
             yield at, self._score([tensor[at] for tensor in self.tensors], buffer[: at.stop - at.start])
@@ -98,7 +98,7 @@ class Scores:
             return pieces[0].to(self.dtype)
         if buffer is None:
             buffer = torch.empty_like(pieces[0], dtype=self.native)
-        # bf16 and fp16 are computed with in fp32; masks among the ingredients stay what they are.
+        # bf16 and fp16 are computed in fp32; masks among the tensors keep their type.
         pieces = [piece.to(self.native) if piece.is_floating_point() else piece for piece in pieces]
         return self.combine(*pieces, out=buffer).to(self.dtype)
 
@@ -117,7 +117,7 @@ class Threshold:
     def keeps(self, scores: Scores, site: int) -> Iterator[tuple[slice, Tensor]]:
         """(flat slice, 1 where the weight is kept and 0 where not, as int32) for one site, part by part.
 
-        A part is good until the next is asked for.
+        A part is valid until the next one is requested.
         """
         left = 0 if self.quotas is None else self.quotas[site]
         buffer = scores.tensors[0].new_empty(min(PART, scores.numel), dtype=torch.int32)
@@ -197,7 +197,7 @@ def kept_reference(scores: Sequence[Tensor], keep: int) -> list[Tensor]:
 def _candidates(
     scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, ranks: Ranks
 ) -> tuple[list[Scores], int] | None:
-    """The scores of each site inside the bracket and how many scores are larger; None if the bracket is of no use."""
+    """The scores of each site inside the bracket and how many scores are larger; None if the bracket missed."""
     low, high = _bracket(scores, keep, total, dtype, ranks)
     scratch = scores[0].tensors[0].new_empty(min(PART, max(s.numel for s in scores)), dtype=dtype)
     above_low, count, useless, collected = 0, 0, 0, []
@@ -215,7 +215,7 @@ def _candidates(
 
 def _bracket(scores: Sequence[Scores], keep: int, total: int, dtype: torch.dtype, ranks: Ranks) -> tuple[float, float]:
     """Two scores between which the keep-th largest lies almost surely, from a strided sample."""
-    # An odd stride shares few factors with the usual row lengths, so the sample does not see a few columns only.
+    # An odd stride shares few factors with the usual row lengths, so the sample is not confined to a few columns.
     stride = max(1, total // SAMPLE) | 1
     sample = _keys(torch.cat([s.read(slice(0, s.numel, stride)) for s in scores]))
     size = ranks.count(sample.numel())
@@ -273,7 +273,7 @@ def _look_slowly(site: Scores, low: float, high: float, scratch: Tensor) -> tupl
 
 
 def _quotas(scores: Sequence[Scores], value: float, ties: int, ranks: Ranks) -> tuple[int, ...]:
-    """Shares the places left for scores equal to `value` out in the order of sites and, within a site, of ranks."""
+    """Distributes the places left for scores equal to `value`, in the order of sites and, within a site, of ranks."""
     equal = _equal(scores, value, ranks).view(-1)
     before = equal.cumsum(0) - equal
     mine = torch.minimum(equal, (ties - before).clamp(min=0)).view(len(scores), ranks.size)[:, ranks.index]
@@ -308,7 +308,7 @@ def _select(source: Iterable[Tensor], rank: int, dtype: torch.dtype, ranks: Rank
         for keys in source:
             digits = keys >> shift
             if shift == top:
-                digits += 1 << (DIGIT - 1)  # the top digit is signed: let it start at zero
+                digits += 1 << (DIGIT - 1)  # the top digit is signed; shift it to start at zero
             else:
                 digits = digits[(digits >> DIGIT) == prefix] & ((1 << DIGIT) - 1)
             counts += torch.bincount(digits, minlength=1 << DIGIT).to(counts.device)
@@ -323,7 +323,7 @@ def _select(source: Iterable[Tensor], rank: int, dtype: torch.dtype, ranks: Rank
 
 
 class _Keys:
-    """The keys of all scores, computed anew each time they are walked through."""
+    """The keys of all scores, computed again in each iteration."""
 
     def __init__(self, scores: Sequence[Scores]) -> None:
         self.scores = scores

@@ -1,4 +1,4 @@
-"""prune_once: prunes a model as it is, without training it."""
+"""prune_once: prunes a model without training it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def prune_once(
     Args:
         model: any model that a `Pruner` takes.
         method: wanda, sparsegpt, obert, magnitude or random.
-        sparsity: fraction of the prunable weights that is zero afterwards, exactly (or as near as whole units come).
+        sparsity: fraction of the prunable weights that is zero afterwards, exactly (or as closely as units allow).
         batches: calibration data, model inputs: mappings (called by names), tuples (in order) or tensors. Not needed by
             magnitude and random; obert needs labels in them.
-        loss: gives the loss of the model's outputs (obert); by default their `loss`.
+        loss: function that gives the loss of the model's outputs (obert); by default their `loss`.
         pattern: what is pruned as a whole: unstructured, N:M, RxC, rows, columns, heads.
         scope: what is ranked together: global, matrix, layer or kind; by default the method's.
         target_modules: modules to prune instead, as in `find_sites`.
@@ -81,7 +81,7 @@ def prune_once(
 
 
 def _observe(pruner: Pruner, batches: Batches | None, loss: Callable[[Any], Tensor]) -> None:
-    """Shows the gradients of every batch to the criterion; the model's own gradients are left as they were."""
+    """Shows the gradients of every batch to the criterion; the model's own gradients are not changed."""
     owners = [site.owner for site in pruner.sites]
     if is_sharded(owners[0]):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the pruner has to know about optimisers and training loops: unwrap them, read a step, refuse the impossible."""
+"""The pruner's interface to optimisers and training loops: unwrapping, reading a step, refusing unusable ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refuse_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def on_stack(frame: FrameType | None) -> bool:
-    """Whether a call is still running, seen from here. After an exception it is not."""
+    """Whether a call is still on the stack; after an exception it is not."""
     here: FrameType | None = sys._getframe(1)
     while frame is not None and here is not None:
         if here is frame:
@@ -75,7 +75,7 @@ def read_step(optimizer: torch.optim.Optimizer, sites: Sequence[Site]) -> None:
 
 
 def probe_of(sites: Sequence[Site]) -> tuple[Site, int, float] | None:
-    """One nonzero entry of a scaled gradient, by which `reread_scale` sees whether the step unscaled it."""
+    """A nonzero entry of a scaled gradient, which shows `reread_scale` whether the step unscaled it."""
     if sites[0].grad_scale == 1.0:
         return None
     for site in sites:
@@ -101,7 +101,7 @@ def finite(gradients: Iterable[Tensor | None], ranks: Ranks) -> bool:
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the coming step change nothing: optimisers skip parameters without a gradient."""
+    """Makes the next step change nothing: optimisers skip parameters without a gradient."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None

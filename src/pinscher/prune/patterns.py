@@ -1,8 +1,8 @@
-"""Patterns: which weights stay or go together, and among which of them the ranking chooses.
+"""Patterns and scopes: which weights are pruned as a unit, and which units compete in the ranking.
 
-A unit is what is kept or pruned as a whole. Its score is the sum of its weights' scores: pruning it costs what pruning
-each of them costs. Everything here is in the orientation [outputs, inputs], also for matrices that are stored the other
-way round.
+A unit is kept or pruned as a whole. Its score is the sum of its weights' scores, because pruning it costs as much as
+pruning each of them. Everything here is in the orientation [outputs, inputs], also for matrices that are stored
+transposed.
 
     unstructured   every weight is a unit
     N:M            of every M neighbouring inputs of an output exactly N are kept in the end
@@ -34,13 +34,13 @@ SCOPES = ("global", "matrix", "layer", "kind")
 
 @dataclass(frozen=True)
 class Family:
-    """Matrices that share their units: one by itself, or those of an attention.
+    """Matrices with common units: a single matrix, or those of an attention.
 
     Args:
         sites: the matrices.
-        units: how many units they have together.
+        units: the number of their units.
         size: weights of a unit, over all of the matrices.
-        fixed: weights besides, which are kept whatever the ranking says.
+        fixed: further weights, which are always kept.
     """
 
     sites: tuple[Site, ...]
@@ -57,7 +57,7 @@ class Pattern:
 
     @property
     def of_neighbours(self) -> tuple[int, int] | None:
-        """(N, M) if exactly N of every M neighbours are kept in the end, so that every row can choose for itself."""
+        """(N, M) if exactly N of every M neighbours are kept in the end; rows are then independent."""
         return None
 
     def families(self, sites: Sequence[Site], model: nn.Module) -> list[Family]:
@@ -69,15 +69,15 @@ class Pattern:
         raise NotImplementedError
 
     def final(self, density: float) -> float:
-        """The density of the end, given what the user asked for.
+        """The final density, given the one that the user asked for.
 
         Raises:
-            ValueError: if the pattern can have no such density.
+            ValueError: if the pattern cannot have this density.
         """
         return density
 
     def fits(self, site: Site, rows: int) -> bool:
-        """Whether cutting the stored matrix after every `rows` rows cuts no unit and keeps the units in order."""
+        """Whether cutting the stored matrix after every `rows` rows preserves units and their order."""
         return False
 
     def sums(self, site: Site, values: Tensor) -> Tensor:
@@ -85,15 +85,15 @@ class Pattern:
         raise NotImplementedError
 
     def spread(self, site: Site, kept: Tensor) -> Tensor:
-        """The mask [outputs, inputs] of a site of whose units some are kept: [units]."""
+        """The mask [outputs, inputs] of a site, given the mask of its units: [units]."""
         raise NotImplementedError
 
     def loose(self, site: Site, scores: Scores) -> Scores:
-        """Without whole units: the scores of those weights that the ranking chooses from, in their order."""
+        """Without whole units: the scores of the weights among which the ranking chooses, in order."""
         raise NotImplementedError
 
     def tied(self, site: Site, scores: Scores, kept: Tensor) -> Tensor:
-        """Without whole units: the flat mask of a site, given which of its loose weights are kept."""
+        """Without whole units: the flat mask of a site, given the mask of its loose weights."""
         raise NotImplementedError
 
 
@@ -118,8 +118,8 @@ class Unstructured(Pattern):
 class NofM(Pattern):
     """N of every M neighbouring inputs.
 
-    The N best of a group are kept at any density. The schedule decides how many of the others are kept too, and they
-    are ranked against those of all groups, so that r(t) is exact at every step and only the N are left in the end.
+    The N best of a group are kept at any density. The schedule sets how many of the others are kept too; they are
+    ranked against those of all groups, so r(t) is exact at every step and only the N remain in the end.
     """
 
     n: int
@@ -163,11 +163,11 @@ class NofM(Pattern):
         return inward(site, best.view(outward(site, site.part)))
 
     def _best(self, site: Site, scores: Scores) -> tuple[Tensor, Tensor]:
-        """The scores in groups, and which are the N best of theirs; the first of equal ones."""
+        """The scores in groups, and which are the N best of their group; of equal ones the first."""
         groups = oriented(site, scores.read(slice(None))).reshape(-1, self.m)
         known = groups.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         better = torch.zeros(groups.shape, dtype=torch.int16, device=groups.device)
-        for j in range(self.m):  # few comparisons of whole columns are faster than many tiny sorts
+        for j in range(self.m):  # a few comparisons of whole columns are faster than many tiny sorts
             other = known[:, j : j + 1]
             better += other > known
             better[:, j + 1 :] += other == known[:, j + 1 :]
@@ -212,7 +212,7 @@ class Block(Pattern):
 
 
 def parse(text: str) -> Pattern:
-    """The pattern that a name means."""
+    """The pattern of a name."""
     if text == UNSTRUCTURED:
         return Unstructured()
     if text == "heads":
@@ -237,10 +237,10 @@ def parse(text: str) -> Pattern:
 
 
 class Layout:
-    """The units of a model, in lists of those that are ranked together: of one scope, and of one size.
+    """The units of a model, in lists that are ranked together: those of one scope and one size.
 
-    Units of different sizes are never ranked against each other, for the larger has the larger sum. So how many units
-    of which size are kept is known before any score is.
+    Units of different sizes are never ranked against each other, because larger ones have larger sums. So the number of
+    units of each size that are kept does not depend on scores.
     """
 
     def __init__(self, pattern: Pattern, scope: str, sites: Sequence[Site], model: nn.Module) -> None:
@@ -257,7 +257,7 @@ class Layout:
         ]
 
     def refuse_cut(self, name: str) -> None:
-        """Refuses matrices that are cut, over processes, through the units of the pattern called `name`."""
+        """Refuses matrices whose sharding cuts units of the pattern `name`."""
         for site in self.sites:
             if not is_sharded(site.owner) and self.pattern.groups:
                 raise ValueError("units need whole matrices or DTensors, which say how they are cut")
@@ -273,8 +273,8 @@ class Layout:
     def keeps(self, density: float) -> list[int]:
         """How many units of each list are kept.
 
-        The running total over all lists is rounded, not each list, so that the sum is as near to density * d as units
-        of the last list's size allow; floor(density * units + 0.5) where there is but one list.
+        The running total over all lists is rounded, not each list, so the sum is as close to density * d as the size
+        of the last list's units allows; with a single list it is floor(density * units + 0.5).
         """
         seen, kept, counts = 0, 0, []
         for members in self.lists:
@@ -298,29 +298,29 @@ class Layout:
 
 
 def outward(site: Site, shape: torch.Size | None = None) -> tuple[int, int]:
-    """How many outputs and inputs a matrix has; or a part of it, of the shape as it is stored."""
+    """Outputs and inputs of a matrix; or of a part of it, given its shape as stored."""
     first, second = site.shape if shape is None else shape
     return (second, first) if site.transposed else (first, second)
 
 
 def oriented(site: Site, flat: Tensor) -> Tensor:
-    """Flat values of what this rank holds of a site, as [outputs, inputs]."""
+    """Flat values of this rank's part of a site, as [outputs, inputs]."""
     values = flat.view(site.part)
     return values.T if site.transposed else values
 
 
 def inward(site: Site, values: Tensor) -> Tensor:
-    """[outputs, inputs] flat, as the site stores them."""
+    """Values [outputs, inputs] in the layout of the site, flat."""
     return (values.T if site.transposed else values).reshape(-1)
 
 
 def _scope_of(site: Site, scope: str) -> str:
-    """What a site shares with those it is ranked together with."""
+    """A key that is equal for sites that are ranked together."""
     return {"global": "", "matrix": site.name, "layer": site.block or site.name, "kind": site.kind}[scope]
 
 
 def _divides(size: int, whole: int, what: str, site: Site, pattern: str) -> None:
-    # A smaller unit at the edge would be one that no kernel for the pattern can use.
+    # No kernel for the pattern could use a smaller unit at the edge.
     if whole % size:
         raise ValueError(
             f"pattern {pattern} does not fit {site.name}: its {whole} {what} are no multiple of {size}. Choose another "

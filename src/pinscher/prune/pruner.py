@@ -4,7 +4,7 @@ One step of iterative pruning: before the optimiser's step the criterion sees (w
 (weight_t+1, grad_t). When the schedule says so, all weights are ranked together and θ_t+1 <- θ_t+1 * M. `t` counts
 completed steps: one that a GradScaler skips does not count.
 
-The pruner decides when, the criterion which weights (criteria.py), and `weights` how masks reach them (weights.py).
+The pruner decides when, the criterion which weights (criteria.py), and `weights` applies the masks (weights.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pinscher.prune.sites import Site, find_sites
 from pinscher.prune.summary import Count, table
 
 VERSION = 1  # of the state dict
-NEARLY_DENSE = 0.99  # a denser model was never pruned: a few weights are zero by chance
+NEARLY_DENSE = 0.99  # a denser model counts as dense: a few weights are zero by chance
 
 
 class Pruner:
@@ -87,7 +87,7 @@ class Pruner:
         self.t = 0
         self.finished = False
         self._observed = 0  # steps seen in this interval
-        self._late = False  # an interval ended at a step without usable gradients: ends at the next good one
+        self._late = False  # an interval was to end at a step without finite gradients: it ends at the next one
         self._overdue = False  # likewise for a ranking
         self._ranked_now, self._skipping, self._usable = False, False, True
         self._probe: Any = None
@@ -244,7 +244,7 @@ class Pruner:
         self.criterion.choose_masks(self.ranking, density, self.model, self.calibration, self.config.scope)
 
     def _holding(self) -> bool:
-        """Whether pruned weights are set to zero after this step, whatever the optimiser did to them."""
+        """Whether pruned weights are set to zero again after this step."""
         hold = self.criterion.hold or self.config.hold
         wanted = hold == "always" or (hold == "cooldown" and self.schedule.settled(self.t))
         return self.ranking.exists and (wanted or self.t >= self.schedule.total)
@@ -289,7 +289,7 @@ class Pruner:
         return self.model
 
     def model_state_dict(self) -> dict[str, Any]:
-        """The state dict of an ordinary model, whatever the method: what may be written to a model file."""
+        """The state dict of an ordinary model, whatever the method, fit for a model file."""
         self._join()
         return self.weights.model_state_dict()
 
@@ -317,7 +317,7 @@ class Pruner:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict()`. The model's plain weights are restored by whoever saved them.
+        """Restores `state_dict()`. The caller restores the model's plain weights.
 
         Raises:
             ValueError: if the state is of another version, method or model. Nothing is changed then.
@@ -378,7 +378,7 @@ class Pruner:
         raise ValueError(f"no site is named {name!r}; the first is {self.sites[0].name!r}")
 
     def stats(self) -> dict[str, Any]:
-        """This step's figures for a log."""
+        """The figures of this step, for a log."""
         cut = self.ranking.threshold
         return {
             "step": self.t,

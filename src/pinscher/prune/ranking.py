@@ -1,7 +1,7 @@
-"""Ranking: which weights stay. Ranks all sites' scores together (or as a layout says) and gives the masks.
+"""Ranking: which weights are kept. Ranks all sites' scores together (or as a layout says) and gives the masks.
 
-Masks are stored only where they must be. Smoothed scores do not change until the next ranking, so there the threshold
-alone gives the mask again, for no memory.
+Masks are stored only if necessary. Smoothed scores do not change until the next ranking, so the threshold alone gives
+the mask again, without memory.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Ranking:
         zeros = sum(int((site.weight == 0).sum()) for site in sites)
         self.kept = self.total - ranks.count(zeros)
         self.revived = 0  # weights that the last ranking brought back, where masks are stored
-        self.returned = 0  # the same of all rankings so far; a weight counts each time
+        self.returned = 0  # the same for all rankings so far; a weight may count repeatedly
         self.maskings = 0  # rankings so far
-        self.projection: Projection | None = None  # of learned masks, by the last ranking
+        self.projection: Projection | None = None  # of learned masks, at the last ranking
 
     @property
     def exists(self) -> bool:
@@ -100,23 +100,23 @@ class Ranking:
             )
 
     def adopt(self, pruned: dict[str, Tensor]) -> None:
-        """Takes masks (flat, True where pruned) that a method has chosen by itself."""
+        """Takes over masks (flat, True where pruned) that a method has chosen by itself."""
         back = sum(int(torch.count_nonzero(was & ~pruned[name])) for name, was in self.pruned.items())
         self.pruned, self.revived = pruned, self.ranks.count(back)
         self.kept = self.total - self.ranks.count(sum(int(torch.count_nonzero(p)) for p in pruned.values()))
 
     def count(self, density: float) -> int:
-        """How many weights a density means: floor(density * d + 0.5), or as many whole units."""
+        """The number of weights kept at a density: floor(density * d + 0.5), or that of whole units."""
         return math.floor(density * self.total + 0.5) if self.layout is None else self.layout.count(density)
 
     def check(self, keep: int, left: int) -> None:
-        """Never prune another number of weights than was asked for; `left` is what stays on this rank."""
+        """Raises an error unless the number of kept weights is the one asked for; `left` is that of this rank."""
         kept = self.ranks.count(left)
         if kept != keep:
             raise RuntimeError(f"{kept} weights would be kept instead of {keep}: please report this")
 
     def scores(self, site: Site) -> Scores:
-        """The scores a site's weights are ranked by, with what may not come back at the very bottom."""
+        """The scores by which a site's weights are ranked; -inf for those that may not return."""
         scores = self.criterion.scores(site)
         if self.regrow:
             return scores
@@ -163,7 +163,7 @@ class Ranking:
         return pruned
 
     def laid_out(self, layout: Layout, density: float) -> Iterator[tuple[str, Tensor]]:
-        """The masks of all sites by name, flat, True where pruned: each list of units is ranked by itself."""
+        """The masks of all sites by name, flat, True where pruned; each list of units is ranked separately."""
         pattern = layout.pattern
         for members, keep in zip(layout.lists, layout.keeps(density), strict=True):
             scores = [self._unit_scores(layout, family) for family in members]
@@ -206,13 +206,13 @@ class Ranking:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict()`; what the scores are made of must have been restored before."""
+        """Restores `state_dict()`; the data of the scores must have been restored before."""
         cut = state["threshold"]
         self.threshold = None if cut is None else Threshold(cut["value"])
         self.kept, self.revived = state["kept"], state["revived"]
         self.returned, self.maskings = state.get("returned", 0), state.get("maskings", 0)  # not in older checkpoints
         self.pruned = {}
-        if self.store:  # otherwise the threshold gives them again
+        if self.store:  # otherwise they follow from the threshold
             self.pruned = {
                 s.name: local(state["pruned"][s.name]).reshape(-1).to(s.weight.device, copy=True)
                 for s in self.sites
@@ -223,6 +223,6 @@ class Ranking:
 
     def _my_quotas(self, value: float, quotas: list[int]) -> tuple[int, ...]:
         """This rank's part of the quotas of all ranks together."""
-        if self.store:  # the masks are there, so nobody looks at quotas again: they only have to sum up
+        if self.store:  # quotas are not used when masks are stored; only their sum matters
             return tuple(quotas) if self.ranks.index == 0 else (0,) * len(quotas)
         return shared_out(quotas, [self.scores(site) for site in self.sites], value, self.ranks)

@@ -1,4 +1,4 @@
-"""How dense the model is to be after t optimiser steps, and when to re-rank its weights. Pure functions of t.
+"""The density of the model after t optimiser steps, and the steps at which weights are ranked. Pure functions of t.
 
 The paper's cubic schedule, with total steps T, warm-up t_i, cool-down t_f, from density r_i to r_f:
 
@@ -6,7 +6,7 @@ The paper's cubic schedule, with total steps T, warm-up t_i, cool-down t_f, from
     t_i <= t < T-t_f   r_f + (r_i - r_f) * ((T - t_f - t) / (T - t_f - t_i))^3
     otherwise          r_f
 
-With a jump to density j the way starts from min(r_i, j) instead of r_i: t_i is the step of the jump.
+With a jump to density j, the curve starts from min(r_i, j) instead of r_i; t_i is the step of the jump.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pinscher import settings
 from pinscher.registry import Registry
+from pinscher.settings import COUNT, NOT_NEGATIVE, Number
+
+STEPS = {"total": COUNT, "interval": COUNT, "warmup": NOT_NEGATIVE, "cooldown": NOT_NEGATIVE}
+DENSITY = Number(0, 1)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The common part: three phases, of which a subclass shapes the middle one.
+    """The base class: three phases, of which a subclass defines the middle one.
 
     Args:
         total: optimiser steps of the whole run (T).
@@ -28,7 +33,7 @@ class Schedule:
         interval: steps between two rankings of the weights (the paper's window of 10).
         final: density at the end (r_f).
         initial: density at the start (r_i).
-        jump: density right after the warm-up, from which the schedule goes on; 1 is no jump.
+        jump: density right after the warm-up, from which the schedule continues; 1 is no jump.
     """
 
     total: int
@@ -42,19 +47,14 @@ class Schedule:
     once: ClassVar[bool] = False  # whether the mask stays fixed after the first masking
 
     def __post_init__(self) -> None:
-        for name in ("total", "interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "cooldown"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+        for name, takes in STEPS.items():
+            settings.number(takes, getattr(self, name), name, whole=True)
         for name in ("final", "initial", "jump"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} density must lie between 0 and 1, not {getattr(self, name)}")
+            settings.number(DENSITY, getattr(self, name), f"{name} density")
         if self.jump < self.final:
             raise ValueError(f"the jump to density {self.jump:g} goes beyond the final density {self.final:g}")
         if self.jump < 1.0 and self.once:
-            raise ValueError("a schedule that prunes once has no way to jump ahead on: leave the jump out")
+            raise ValueError("a schedule that prunes once cannot jump: leave the jump out")
         if self.warmup + self.cooldown > self.total:
             raise ValueError(
                 f"the schedule does not fit: warm-up {self.warmup} + cool-down {self.cooldown} steps exceed the "
@@ -73,7 +73,7 @@ class Schedule:
 
     @property
     def settled_at(self) -> int:
-        """The step from which on the final density holds."""
+        """The first step of the final density."""
         return self.total - self.cooldown
 
     def density(self, t: int) -> float:
@@ -87,7 +87,7 @@ class Schedule:
         return self.final + (start - self.final) * self.shape(left)
 
     def shape(self, left: float) -> float:
-        """How much of the way from `initial` to `final` is left, given the fraction of middle steps left."""
+        """The remaining fraction of the way from `initial` to `final`, given the remaining fraction of middle steps."""
         raise NotImplementedError
 
     def due(self, t: int) -> bool:
@@ -106,7 +106,7 @@ SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
 
 @SCHEDULES.register("cubic")
 class Cubic(Schedule):
-    """The paper's: fast while there is much to remove, slow towards the end."""
+    """The paper's schedule: fast at first, slow towards the end."""
 
     def shape(self, left: float) -> float:
         return left**3

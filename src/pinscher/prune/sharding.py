@@ -1,9 +1,9 @@
-"""Weights that are spread over processes: FSDP2's DTensors (`torch.distributed.fsdp.fully_shard`) and HSDP's.
+"""Sharded weights: the DTensors of FSDP2 (`torch.distributed.fsdp.fully_shard`) and HSDP.
 
-FSDP2 cuts every parameter into runs of whole rows, one for each rank, in the order of ranks (`Shard(0)`; the last ones
-may be shorter, or empty). So each rank holds a contiguous part of every matrix in flat order, which is all that ranking
-needs: what is exchanged are counts. Under HSDP rows are cut along one dimension of a mesh and repeated along the other:
-counts are summed along the first only. Nothing here ever gathers a parameter.
+FSDP2 cuts every parameter into blocks of whole rows, one for each rank, in the order of ranks (`Shard(0)`; the last
+ones may be shorter, or empty). So each rank holds a contiguous part of every matrix in flat order. Ranking needs no
+more: only counts are exchanged. Under HSDP rows are cut along one dimension of a mesh and repeated along the other;
+counts are summed along the first only. No parameter is ever gathered here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Named(Protocol):
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. Asked by what it can do, so that torch.distributed need not be there."""
+    """Whether a tensor is a DTensor, by duck typing, so that torch.distributed is not needed."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that lives on this rank; any other tensor as it is. Never a copy."""
+    """This rank's part of a sharded tensor; any other tensor unchanged. Never a copy."""
     if not hasattr(tensor, "to_local"):
         return tensor
     part: Tensor = tensor.to_local()
@@ -64,12 +64,12 @@ def ranks_of(sites: Sequence[_Named]) -> Ranks:
 
 
 def count(tensor: Tensor, number: int) -> int:
-    """The sum over all ranks of a number that each counted in its own part of a tensor."""
+    """The sum over all ranks of a number counted in each part of a tensor."""
     return number if not is_sharded(tensor) else _ranks(*_cut("a tensor", tensor)).count(number)
 
 
 def rows_each(tensor: Tensor) -> int:
-    """How many rows a rank with a full part of a tensor holds: all of them where the tensor is not sharded."""
+    """The rows of a full part of a tensor; all rows if the tensor is not sharded."""
     rows = tensor.shape[0]
     if not is_sharded(tensor):
         return rows
@@ -78,7 +78,7 @@ def rows_each(tensor: Tensor) -> int:
 
 
 def start_of(tensor: Tensor) -> int:
-    """The flat index that this rank's first weight has in the whole tensor."""
+    """The flat index of this rank's first weight in the whole tensor."""
     if not is_sharded(tensor):
         return 0
     mesh, dim = _cut("a tensor", tensor)
@@ -87,10 +87,10 @@ def start_of(tensor: Tensor) -> int:
 
 
 def like(owner: Tensor, values: Tensor) -> Tensor:
-    """Values of this rank's weights as what they are: a part of a whole that is sharded as their owner is.
+    """Values of this rank's weights as a DTensor that is sharded like their owner.
 
     Args:
-        owner: a parameter. Unless it is a DTensor the values come back as they are.
+        owner: a parameter. Unless it is a DTensor, the values are returned unchanged.
         values: its last dimension runs over this rank's weights, flat. The memory is shared.
 
     Returns:
@@ -111,19 +111,19 @@ def like(owner: Tensor, values: Tensor) -> Tensor:
 
 
 def is_managed(model: nn.Module) -> bool:
-    """Whether FSDP2 has a model in hand, so that its forward passes are those of all ranks together."""
+    """Whether FSDP2 manages a model, so that all ranks must run its forward passes together."""
     return any(_is_managed(module) for module in model.modules())
 
 
 def reshard(model: nn.Module) -> None:
-    """Lets go of parameters that FSDP2 has gathered for a forward pass and kept, as it does those of the root."""
+    """Frees parameters that FSDP2 keeps gathered after a forward pass, as it does for the root module."""
     for module in model.modules():
         if _is_managed(module):
             module.reshard()  # type: ignore[operator]
 
 
 def mesh_of(tensors: Iterable[Tensor]) -> Any:
-    """The device mesh that tensors are sharded over; None if none is."""
+    """The device mesh over which tensors are sharded; None if none is."""
     return next((tensor.device_mesh for tensor in tensors if is_sharded(tensor)), None)  # type: ignore[attr-defined]
 
 
@@ -132,7 +132,7 @@ def _is_managed(module: nn.Module) -> bool:
 
 
 def _cut(name: str, tensor: Any) -> tuple[Any, int]:
-    """The mesh of a sharded tensor, and along which of its dimensions rows are cut."""
+    """The mesh of a sharded tensor, and the mesh dimension along which rows are cut."""
     from torch.distributed.tensor import Shard
 
     places = tensor.placements
@@ -150,7 +150,7 @@ def _ranks(mesh: Any, dim: int) -> Ranks:
     group = mesh.get_group(dim)
 
     def add(counts: Tensor) -> Tensor:
-        total = counts.to(mesh.device_type, copy=True)  # NCCL sums on the GPU only
+        total = counts.to(mesh.device_type, copy=True)  # NCCL only sums on GPUs
         torch.distributed.all_reduce(total, group=group)
         return total.to(counts.device)
 

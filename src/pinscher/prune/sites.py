@@ -1,4 +1,4 @@
-"""Which weights are prunable: every matrix of a model's blocks (models/blocks.py), or those that patterns name."""
+"""The prunable weights: every matrix of a model's blocks (models/blocks.py), or those selected by patterns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Moving(Protocol):
 
 @dataclass(eq=False)
 class Site:
-    """One prunable matrix, and what a criterion needs to know of it at this step.
+    """One prunable matrix, and what a criterion needs to know about it at this step.
 
     The parameter is looked up through its module each time, because wrappers such as FSDP2 replace the object.
     """
@@ -46,7 +46,7 @@ class Site:
     adapter: nn.Module | None = None  # the low-rank adapter around it, if there is one
     moving: Moving | None = None  # the effective weight, where the parameter itself is frozen
     lr: float = 0.0  # learning rate of its parameter group at this step
-    grad_scale: float = 1.0  # what its gradient is still multiplied by (GradScaler with a fused optimiser)
+    grad_scale: float = 1.0  # the factor that its gradient still has (GradScaler with a fused optimiser)
     state: dict[str, Tensor] = field(default_factory=dict)  # the criterion's own
 
     @property
@@ -63,7 +63,7 @@ class Site:
 
     @property
     def settled(self) -> Tensor:
-        """The weight at test time: random gates show what they come to, and no random number is drawn."""
+        """The weight at test time: random gates have their deterministic value, and no random number is drawn."""
         with torch.no_grad(), evaluating(self.module):
             return self.effective
 
@@ -87,7 +87,7 @@ class Site:
 
     @property
     def start(self) -> int:
-        """The flat index that this rank's first weight has in the whole matrix."""
+        """The flat index of this rank's first weight in the whole matrix."""
         return sharding.start_of(self.owner)
 
     @property
@@ -97,7 +97,7 @@ class Site:
 
     @property
     def part(self) -> torch.Size:
-        """The shape of what this rank holds of the matrix."""
+        """The shape of this rank's part of the matrix."""
         return local(self.owner).shape
 
     @property
@@ -113,7 +113,7 @@ def find_sites(model: nn.Module, target_modules: Patterns = None, exclude_module
     """Finds the prunable matrices of a model, in the order of its modules, each parameter once.
 
     Args:
-        model: any module; the wrappers of DDP, FSDP and torch.compile are seen through.
+        model: any module; wrappers of DDP, FSDP and torch.compile are ignored.
         target_modules: names or regular expressions of the modules to prune instead of the blocks' matrices. A name
             matches the end of a module's path ("query"); an expression matches the whole path.
         exclude_modules: the same, for modules to leave alone.
@@ -155,7 +155,7 @@ def _site(group: list[Matrix], adapters: dict[int, nn.Module]) -> Site:
 
 
 def _matching(names: Iterable[str], patterns: Patterns, field_name: str) -> set[str]:
-    """The names that any of the patterns matches; a pattern without a match is an error, for it is a typing slip."""
+    """The names that any of the patterns matches; a pattern without a match is an error, because it is a typo."""
     names = list(names)
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns or ():

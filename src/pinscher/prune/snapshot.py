@@ -1,12 +1,12 @@
-"""A copy of a student's weights that is as small as it can be, and still runs.
+"""A compact copy of a student's weights that can be run.
 
-Matrices are kept as the values that are not zero and the gaps between them, wherever that is smaller; frozen parameters
-such as embeddings are not copied, tied ones once. There is no second module tree: to run, the student's own modules
-are given the copy's tensors for the length of one forward pass, without gradients and in evaluation mode. So whatever
-the student is (compiled, patched, normalised), the teacher is too.
+Matrices are stored as their nonzero values and the gaps between them, where that is smaller; frozen parameters such as
+embeddings are not copied, tied ones once. There is no second module tree: during one forward pass the student's own
+modules use the copy's tensors, without gradients and in evaluation mode. So whatever the student is (compiled, patched,
+normalised), the teacher is too.
 
-Of a sharded student (FSDP2) each rank keeps a copy of its own part. FSDP2 gathers what it computes with from memory of
-its own, so there the copy's values are written into the student's parts and the student's are put back afterwards.
+Of a sharded student (FSDP2) each rank keeps a copy of its part. FSDP2 gathers weights from buffers of its own, so the
+copy's values are written into the student's parts, and the student's are restored afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pinscher.models.surgery import become_, subclass
 from pinscher.prune.gates import Gate, gate_above
 from pinscher.prune.sharding import is_managed, is_sharded, like, local, reshard
 
-HARDLY_SPARSE = 0.75  # above this density a matrix is kept plain: packing would save little and cost time
+HARDLY_SPARSE = 0.75  # denser matrices are stored plainly: packing would save little and cost time
 
 
 class Snapshot:
@@ -49,15 +49,15 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copies the student's weights as the forward pass sees them, gates included; of a sharded one its parts."""
+        """Copies the student's weights as the forward pass sees them, gates applied; if sharded, this rank's parts."""
         reshard(self.student)
         self.plain, self.packed, self.shared, self.buffers = {}, {}, {}, {}
-        # A compiled module would be compiled anew for the class that expands its weight.
+        # A compiled module would be recompiled for the class that expands its weight.
         compiled = any(
             type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
             for module in self.student.modules()
         )
-        with evaluating(self.student):  # random gates show what they are at test time
+        with evaluating(self.student):  # random gates have their value at test time
             for name, places in _places(self.student).items():
                 owner, tensor = places[0].owner, places[0].effective
                 if not isinstance(owner, nn.Parameter):
@@ -76,17 +76,17 @@ class Snapshot:
         if getattr(parametrize, "_cache_enabled", False):
             raise RuntimeError("the teacher cannot run inside parametrize.cached(): it would get the student's weights")
         devices = {p.device for p in self.student.parameters() if p.device.type == "cuda"}
-        # Some models draw random numbers at test time too; those of the training run stay in their order.
+        # Some models draw random numbers at test time too; they must not change those of the training.
         lent = self._lent_parts if is_managed(self.student) else self._lent
         with torch.no_grad(), torch.random.fork_rng(devices), evaluating(self.student), lent():
             return self.student(**batch)
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
-        """Gives the student's modules the copy's tensors, and takes them back."""
+        """Makes the student's modules use the copy's tensors while the block runs."""
         tensors = {**self.buffers, **self.shared, **self.plain}
         found = _places(self.student)
-        # What the student has grown since (a buffer made on first use) is left as it is.
+        # What the student has added since then (a buffer made on first use) is left unchanged.
         places = [(place, tensors[name]) for name, some in found.items() if name in tensors for place in some]
         before = [(place, place.owner) for place, _ in places]
         classes = {module: type(module) for name in self.packed for module in [p.module for p in found[name]]}
@@ -106,8 +106,8 @@ class Snapshot:
 
     @contextlib.contextmanager
     def _lent_parts(self) -> Iterator[None]:
-        """Writes the copy's values into the sharded student's own parts, and the student's back."""
-        reshard(self.student)  # or what is gathered already would be used again
+        """Writes the copy's values into the sharded student's parts, and restores the student's afterwards."""
+        reshard(self.student)  # otherwise weights that are gathered already would be used again
         found = _places(self.student)
         buffers = [(place, self.buffers[n]) for n in self.buffers if n in found for place in found[n]]
         mine = {name: local(found[name][0].owner.detach()) for name in (*self.plain, *self.packed)}
@@ -133,7 +133,7 @@ class Snapshot:
                 place.put(owner, bypass=False)
 
     def own_what_thawed(self) -> None:
-        """Copies a shared parameter as soon as it trains again, which is before it can have changed."""
+        """Copies a shared parameter as soon as it is trainable again, before it can have changed."""
         for name in [name for name, owner in self.shared.items() if owner.requires_grad]:
             self.plain[name] = local(self.shared.pop(name).detach()).clone()
 
@@ -155,7 +155,7 @@ class Snapshot:
         }
 
     def _sharded_state(self) -> dict[str, Any]:
-        """DTensors, which can be cut anew for another number of ranks; so nothing is packed."""
+        """DTensors, unpacked, so that they can be redistributed over another number of ranks."""
         reshard(self.student)
         owners = {name: places[0].owner for name, places in _places(self.student).items()}
         parts = self.plain | {name: packed.expand() for name, packed in self.packed.items()}
@@ -203,14 +203,14 @@ class Snapshot:
 
 
 class Packed:
-    """A matrix as the values that are not zero and the gaps between them, a byte each unless one is longer."""
+    """A matrix as its nonzero values and the gaps between them, one byte each unless one is longer."""
 
     def __init__(self, gaps: Tensor, values: Tensor, shape: torch.Size) -> None:
         self.gaps, self.values, self.shape = gaps, values, shape
 
     @classmethod
     def of(cls, tensor: Tensor) -> Packed | None:
-        """Packs a matrix; None for what is no matrix or would hardly become smaller."""
+        """Packs a matrix; None for other tensors, or if it would hardly become smaller."""
         if tensor.dim() != 2:
             return None
         flat = tensor.detach().reshape(-1)
@@ -271,10 +271,10 @@ class _Place:
 
 
 def _expand_on_access(place: _Place, packed: Packed) -> None:
-    """Lets a module's attribute be the expanded matrix, made whenever it is asked for and gone when it is let go.
+    """Makes a module's attribute the expanded matrix, computed on each access and freed after use.
 
-    A subclass with a property does that for whoever asks, the module's own forward or a parent that reads the weight:
-    only one matrix needs to exist at a time.
+    A property of a subclass works for any reader, the module's own forward or a parent that reads the weight, so only
+    one matrix needs to exist at a time.
     """
     place.module.__dict__.setdefault("_lent", {})[place.leaf] = packed
     become_(place.module, subclass(type(place.module), **{place.leaf: _expanded(place.leaf)}))
@@ -282,12 +282,12 @@ def _expand_on_access(place: _Place, packed: Packed) -> None:
 
 @functools.cache
 def _expanded(leaf: str) -> property:
-    """The property that expands what is lent under a name."""
+    """The property that expands the packed matrix of a name."""
     return property(lambda module: nn.Parameter(module.__dict__["_lent"][leaf].expand(), requires_grad=False))
 
 
 def _places(model: nn.Module) -> dict[str, list[_Place]]:
-    """Every parameter and buffer by its first name, with all places it is used in. Gates are left out."""
+    """Every parameter and buffer by its first name, with all places where it is used, without gates."""
     found: dict[str, list[_Place]] = {}
     first: dict[int, str] = {}
     modules = dict(model.named_modules())

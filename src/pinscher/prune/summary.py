@@ -1,4 +1,4 @@
-"""A table of what was pruned where, for people."""
+"""A table of sparsity by layer and kind of matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pinscher.models.names import short_blocks, short_names
 
 @dataclass(frozen=True)
 class Count:
-    """How many of a site's weights are zero."""
+    """The zeros and weights of a site."""
 
     block: str
     kind: str

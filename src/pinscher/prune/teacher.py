@@ -37,13 +37,13 @@ from pinscher.settings import NOT_NEGATIVE, POSITIVE, STEPS, Names, Number, sett
 OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
 MIXES = ("sum", "entropy")
 CACHEABLE = ("classes", "regression")  # a few numbers an example
-OVERHEAD = 600  # bytes that Python and torch take for each remembered row
+OVERHEAD = 600  # bytes of Python and torch for each cached row
 TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # inputs as long as the text
 
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """Who teaches the student, and how. Every field says what it does in its metadata ("help")."""
+    """The objective, and how the teacher is used. Every field has a help text in its metadata ("help")."""
 
     objective: str = setting(
         "self-regularization",
@@ -53,7 +53,7 @@ class TeacherConfig:
     )
     mix: str = setting(
         "sum",
-        "How the teacher's term joins the loss: sum (paper), or entropy, which weighs both for each example "
+        "How to combine the teacher's term with the loss: sum (paper), or entropy, which weighs both for each example "
         "(reference code).",
         group="Training",
         takes=Names(MIXES),
@@ -78,7 +78,7 @@ class TeacherConfig:
     )
     embeddings_weight: float = setting(
         0.0,
-        "Weight of the same distance before the first layer.",
+        "Weight of the same distance for the embeddings, before the first layer.",
         group="Training",
         takes=dataclasses.replace(NOT_NEGATIVE, most=1e6),
     )
@@ -100,7 +100,7 @@ class TeacherConfig:
         self.check_mix()
 
     def check_mix(self) -> None:
-        """Raises InputError if two settings weigh labels and teacher against each other."""
+        """Raises InputError if both hardness and mix set the balance of labels and teacher."""
         if self.hardness is not None and self.mix == "entropy":
             raise InputError("hardness weighs labels and teacher for all examples alike: it goes with mix sum.")
 
@@ -114,18 +114,18 @@ class TeacherConfig:
 
 
 class Teacher:
-    """Regularises a student by itself, by a fixed teacher, or not at all.
+    """Regularises a student by its own best checkpoint, by a fixed teacher, or not at all.
 
     Args:
         model: the student.
         config: a `TeacherConfig`, or only its objective: "self-regularization", "knowledge-distillation" or
             "empirical-risk" (no second term).
         fixed: the densely fine-tuned teacher of knowledge distillation; used as it is, in evaluation mode.
-        kind: what the outputs are: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None finds out, where
-            there is no doubt.
+        kind: of the outputs: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None infers it, if it is
+            unambiguous.
         greater_is_better: whether a higher validation score is better.
-        cache_bytes: how much memory remembered outputs of the teacher may take; 0 switches that off, and so does a
-            sharded student, whose forward passes need all ranks.
+        cache_bytes: memory for cached outputs of the teacher; 0 switches the cache off. It is not used for a sharded
+            student, whose forward passes need all ranks.
         settings: fields of TeacherConfig by name: objective, mix, temperature, hardness, lag, ….
     """
 
@@ -154,7 +154,7 @@ class Teacher:
         self.hidden_weight, self.embeddings_weight = config.hidden_weight, config.embeddings_weight
         self.greater_is_better, self.lag = greater_is_better, config.teacher_lag
         self.best: float | None = None  # validation score of the teacher
-        self.density = 1.0  # part of the weights that the teacher has
+        self.density = 1.0  # fraction of the weights that the teacher has
         self.changes = 0  # how often the teacher has been replaced
         self.cache_bytes = cache_bytes
         self._cached = 0
@@ -169,12 +169,12 @@ class Teacher:
         return bool(self._fixed) or self.best is not None
 
     def consider(self, score: float, density: float | None = None) -> bool:
-        """Takes the student as the new teacher if its validation score beats the teacher's, or if the teacher has
-        fallen too far behind; says whether it did.
+        """Makes the student the new teacher if its validation score beats the teacher's, or if the teacher has
+        fallen too far behind; returns whether it did.
 
         Args:
             score: the student's validation score.
-            density: part of the student's weights that are there; needed with `lag`.
+            density: fraction of the student's weights that is left; needed with `lag`.
         """
         if self.lag is not None and density is None:
             raise ValueError("a teacher with a lag must be told the student's density: consider(score, density)")
@@ -228,8 +228,8 @@ class Teacher:
         return total
 
     def terms(self, batch: Mapping[str, Any], outputs: Any) -> dict[str, Tensor]:
-        """How far the student is from the teacher: in "logits", and in "hidden" states and "embeddings" if they have a
-        weight. Nothing while there is no teacher.
+        """The distances of student and teacher: of the "logits", and of "hidden" states and "embeddings" if they have a
+        weight. Empty while there is no teacher.
 
         Args:
             batch: the model's inputs, labels included.
@@ -267,7 +267,7 @@ class Teacher:
     # ------------------------------------------------------------ the teacher's outputs
 
     def _outputs(self, batch: Mapping[str, Any], kind: str) -> tuple[Tensor, ...]:
-        """The teacher's logits; few numbers an example are remembered."""
+        """The teacher's logits; cached where they are few numbers for each example."""
         inputs = _inputs(batch, kind)
         keys = _fingerprints(inputs) if kind in CACHEABLE and self.cache_bytes and not self._together else []
         if not keys:
@@ -285,7 +285,7 @@ class Teacher:
 
     @property
     def _together(self) -> bool:
-        """Whether all ranks must run the teacher together: then none may leave out a pass for what it remembers."""
+        """Whether all ranks must run the teacher together: then none may skip a pass because of its cache."""
         return is_managed(self._fixed[0] if self._fixed else self.snapshot.student)  # type: ignore[union-attr]
 
     def _remember(self, key: bytes, row: Tensor) -> None:
@@ -322,18 +322,18 @@ class Teacher:
         self.best, self.changes, self.density = state["best"], state["changes"], state.get("density", 1.0)
         self._cache, self._cached = {}, 0
         if self._fixed and state["fixed"] != _checksum(self._fixed[0]):
-            return  # another teacher: what the old one said is of no use
+            return  # another teacher: the cached outputs are those of the old one
         for key, row in zip(state["cache_keys"].tolist(), state["cache_rows"], strict=True):
             self._remember(bytes(key), row)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the snapshot and of remembered outputs."""
+        """Memory of the snapshot and of cached outputs."""
         return (self.snapshot.nbytes if self.snapshot is not None else 0) + self._cached
 
 
 def _inputs(batch: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What the teacher is called with: it needs labels only where they are a decoder's inputs."""
+    """The teacher's inputs; labels only where a decoder makes its inputs from them."""
     return {name: value for name, value in batch.items() if not _is_label(name) or kind == "seq2seq-lm"}
 
 
@@ -353,8 +353,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _fingerprints(inputs: Mapping[str, Any]) -> list[bytes]:
-    """One key for each example: a hash of all it is made of. Padding behind tokens is left out, so that the length of
-    the batch does not matter. Empty if the inputs cannot be told apart by row.
+    """One key for each example: a hash of all its inputs, without the padding at the end, so that the length of the
+    batch does not matter. Empty if the inputs cannot be split into rows.
     """
     tensors = {n: v for n, v in sorted(inputs.items()) if isinstance(v, Tensor) and v.dim() > 0}
     others = {n: v for n, v in sorted(inputs.items()) if n not in tensors}

@@ -1,12 +1,12 @@
-"""Walks through a model's blocks with calibration data, for the methods that prune by the inputs of each matrix.
+"""Walks through a model's blocks with calibration data, for methods that prune by the inputs of each matrix.
 
-Blocks are walked in the order of the model: the calibration batches run through the model, hooks gather the inputs of
-one block's matrices, these are pruned, and the next block sees what the pruned ones make of the data, as in the
-originals. Only one block's statistics exist at a time: a number for each input feature (Wanda), or a square of them
-(SparseGPT). A batch's forward pass ends where the block does, so b blocks cost about (b + 1) / 2 passes over the data.
+Blocks are visited in the order of the model: the calibration batches run through the model, hooks gather the inputs of
+one block's matrices, these are pruned, and the next block sees the outputs of the pruned ones, as in the original
+methods. Only one block's statistics exist at a time: a number for each input feature (Wanda), or for each pair of them
+(SparseGPT). A batch's forward pass ends with the block, so b blocks cost about (b + 1) / 2 passes over the data.
 
-Units that compete across matrices cannot be chosen on the way. With a pattern or a scope there are two walks: one over
-the model as it is, which leaves the scores of every weight, and after the ranking one that prunes as it says.
+Units that compete across matrices cannot be chosen during the walk. With a pattern or a scope there are two walks: the
+first, over the unpruned model, computes the scores of all weights; after the ranking, the second prunes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def prune_blocks_(
 
     Without a layout every matrix keeps its share of exactly floor(density · d + 0.5) weights: the running total over
     the matrices is rounded. With one it says what is kept; N:M without a scope is chosen on the way, as in the papers.
-    Positions where `attention_mask` is 0 are no data.
+    Positions where `attention_mask` is 0 do not count.
 
     Raises:
-        ValueError: if there is no calibration data, a matrix takes no part in it, values are not finite, or more has
-            to stay than may. Whatever the error, nothing is changed then.
+        ValueError: if there is no calibration data, a matrix is not used, values are not finite, or more weights must
+            be kept than may be. After any error, the model is unchanged.
     """
     sites, layout = ranking.sites, ranking.layout
     data = listed(criterion, batches)
@@ -62,7 +62,7 @@ def prune_blocks_(
             keeps = dict.fromkeys([site.name for site in sites], layout.pattern.of_neighbours)
         else:
             keeps = _ranked(walk, ranking, layout, density)
-            if layout.pattern.whole:  # single zeros of a unit that stays do not matter
+            if layout.pattern.whole:  # single zeros in a unit that is kept do not matter
                 barred = None
         with _undoing(sites):
             masks = _pruned(walk, keeps, barred)
@@ -72,14 +72,14 @@ def prune_blocks_(
 
 @dataclass
 class _Walk:
-    """Through the blocks of a model: what each site's inputs are, as the model is when its block is reached.
+    """Iterates over the blocks of a model, with the statistics of each site's inputs when its block is reached.
 
     Args:
         model: the model, in evaluation mode.
         sites: matrices, in the order of the model.
-        criterion: what gathers statistics.
+        criterion: gathers the statistics.
         data: batches.
-        calls: how often each site's matrix is used in a forward pass.
+        calls: number of uses of each site's matrix in a forward pass.
     """
 
     model: nn.Module
@@ -89,7 +89,7 @@ class _Walk:
     calls: Mapping[str, int]
 
     def __iter__(self) -> Iterator[tuple[Site, Tensor, Tensor]]:
-        """Every site, a copy [out, in] of its weight and its statistics; the next block begins when one is done."""
+        """Every site, with a copy [out, in] of its weight and its statistics, block by block."""
         for group in _blocks(self.sites):
             calls = sum(self.calls[site.name] for site in group)
             statistics = _gathered(self.model, group, self.criterion, self.data, calls)
@@ -110,7 +110,7 @@ def _refuse_unusable(what: str, values: Tensor) -> None:
 
 
 def _ranked(walk: _Walk, ranking: Ranking, layout: Layout, density: float) -> dict[str, Tensor]:
-    """The masks [out, in], True where kept, that a ranking of the scores of all matrices gives. Changes no weight."""
+    """The masks [out, in], True where kept, from a ranking of the scores of all matrices. Changes no weight."""
     criterion = walk.criterion
     try:
         for site, weight, statistics in walk:
@@ -124,7 +124,7 @@ def _ranked(walk: _Walk, ranking: Ranking, layout: Layout, density: float) -> di
 
 
 def _pruned(walk: _Walk, keeps: Mapping[str, Keep], barred: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Prunes every site on the way, and returns the flat masks (True is pruned)."""
+    """Prunes every site during the walk, and returns the flat masks (True is pruned)."""
     masks = {}
     for site, weight, statistics in walk:
         ban = None if barred is None else _matrix(site, barred[site.name])
@@ -136,14 +136,14 @@ def _pruned(walk: _Walk, keeps: Mapping[str, Keep], barred: Mapping[str, Tensor]
             )
         weight.masked_fill_(pruned, 0.0)
         _matrix(site, site.owner.detach()).copy_(weight)
-        _refuse_unusable(f"what is left of {site.name} is not finite", site.owner.detach())  # half precision is narrow
+        _refuse_unusable(f"what is left of {site.name} is not finite", site.owner.detach())  # fp16 may overflow
         masks[site.name] = _matrix(site, pruned).reshape(-1)  # its own inverse
     return masks
 
 
 @contextlib.contextmanager
 def _undoing(sites: Sequence[Site]) -> Iterator[None]:
-    """Gives the weights their values back if anything goes wrong: what fails in one block has pruned those before."""
+    """Restores all weights after an error: earlier blocks are already pruned then."""
     before = [(site.owner.detach(), site.owner.detach().clone()) for site in sites]
     try:
         yield
@@ -154,14 +154,14 @@ def _undoing(sites: Sequence[Site]) -> Iterator[None]:
 
 
 def _matrix(site: Site, tensor: Tensor) -> Tensor:
-    """[out, in], whichever way round the site stores it; and back."""
+    """Converts between the layout of a site and [out, in]; its own inverse."""
     if tensor.dim() == 1:
         tensor = tensor.view(site.shape)
     return tensor.t() if site.transposed else tensor
 
 
 def _blocks(sites: Sequence[Site]) -> Iterator[list[Site]]:
-    """Sites of one block together, in the order of the model; one outside of any block by itself."""
+    """The sites of each block, in the order of the model; a site outside of any block is alone."""
     groups: dict[str, list[Site]] = {}
     for site in sites:
         groups.setdefault(site.block or site.name, []).append(site)
@@ -169,7 +169,7 @@ def _blocks(sites: Sequence[Site]) -> Iterator[list[Site]]:
 
 
 def _calls(model: nn.Module, sites: Sequence[Site], batch: Any) -> dict[str, int]:
-    """How often each site's matrix is used in a forward pass: a shared one more than once."""
+    """The number of uses of each site's matrix in a forward pass; more than one if it is shared."""
     counts = dict.fromkeys((site.name for site in sites), 0)
 
     def count(name: str, inputs: Tensor) -> None:
@@ -200,5 +200,5 @@ def _gathered(
 
 
 def _modules(sites: Sequence[Site]) -> dict[str, list[nn.Module]]:
-    """Which modules use each site's matrix; none where a call of the module does not show the matrix's input."""
+    """The modules that use each site's matrix; none if the module's input is not the matrix's input."""
     return {site.name: [site.module, *site.shared_with] if site.parameter == "weight" else [] for site in sites}

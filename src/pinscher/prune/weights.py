@@ -2,7 +2,7 @@
 
 `Weights` writes zeros into the weights themselves. `gates.LearnedWeights` and `adapters.AdaptedWeights` put a gate
 above each weight, so that the forward pass sees the masked weight while the one below keeps its values. The pruner
-works with any of them and does not know which.
+works with any of them, without distinction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Weights:
     def __init__(self, model: nn.Module, sites: Sequence[Site], criterion: Criterion) -> None:
         self.model, self.sites, self.criterion = model, sites, criterion
 
-    # ------------------------------------------------------------ what cannot work
+    # ------------------------------------------------------------ refusals
 
     def refuse_shards(self, made_before: bool) -> None:
         """Raises an error for sharded weights that this method cannot prune.
@@ -76,7 +76,7 @@ class Weights:
     # ------------------------------------------------------------ from the first step to the last
 
     def install(self, sparse: bool) -> None:
-        """Puts onto the model what the masks need. `sparse`: whether existing zeros count as pruned."""
+        """Prepares the model for masks. `sparse`: whether existing zeros count as pruned."""
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of learned masks."""
@@ -95,7 +95,7 @@ class Weights:
         ranking.apply()
 
     def end_step(self) -> None:
-        """Drops what was gathered for one step only."""
+        """Drops what was collected for this step."""
 
     def finish(self) -> nn.Module:
         """Leaves plain weights with exact zeros, and returns the model they are in."""

@@ -1,4 +1,4 @@
-"""The paper's analyses as tables: surviving weights, their concentration, rank and values, and the training curves.
+"""The paper's analyses as tables: surviving weights, their concentration, rank and values, and training curves.
 
 Pure functions over arrays. A matrix is [outputs, inputs].
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pinscher.models.rank import rank
 
 Array = NDArray[Any]
-POINTS = 1000  # of a curve: more than a screen shows
+POINTS = 1000  # points of a curve: more than a screen can show
 BINS = 120  # of the values' histogram
 OUTER = 0.999  # the share of each matrix's values that the histogram spans
 

@@ -72,7 +72,7 @@ def embed(packed: Sequence[tuple[bytes, int, int]], budget: int = BUDGET) -> lis
                 break
         else:
             break
-    return found if len(found) == len(packed) else []  # beyond any measure: no patterns
+    return found if len(found) == len(packed) else []  # far too large: no patterns
 
 
 def _text(data: bytes) -> str:

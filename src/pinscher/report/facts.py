@@ -1,4 +1,4 @@
-"""Everything that a report shows of some runs, as plain data for the page and the figures."""
+"""Everything that a report shows, as plain data for the page and the figures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from pinscher.report import analysis, bitmaps, runs
 from pinscher.report.analysis import Array
 from pinscher.report.bitmaps import Pattern
 from pinscher.report.runs import Log, Run, Series
-from pinscher.runfolder import read_json
 
 TEACHERS = 1000  # marks at most
 CURVES = ("loss", "loss_er", "loss_sr", "lr")
-HIDDEN = ("output", "overwrite", "report_to")  # settings that say nothing of the result
+HIDDEN = ("output", "overwrite", "report_to")  # settings that do not affect the result
 
 Table = dict[str, Any]
 Say = Callable[[str], None]
@@ -40,7 +39,7 @@ class _Weights:
 
     tables: list[Table]
     packed: list[tuple[bytes, int, int]]
-    reaches: list[tuple[float, int]]  # of each matrix: the size below which its values lie, and how many they are
+    reaches: list[tuple[float, int]]  # of each matrix: a bound of its values, and their number
 
 
 def gather(folders: Sequence[str | Path], *, watching: bool = False, say: Say = lambda _: None) -> Facts:
@@ -112,7 +111,7 @@ def _main(run: Run) -> str | None:
 def _remarks(run: Run) -> list[str]:
     """Remarks about the run folder itself."""
     said = []
-    if run.log.unread > 1:  # one may be in the middle of being written
+    if run.log.unread > 1:  # one may be partly written
         said.append(f"{run.log.unread} lines of log.jsonl could not be read.")
     if not run.sites:
         said.append("This run does not say which matrices are prunable: it was made by an older pinscher.")
@@ -173,7 +172,7 @@ def _weights(run: Run, say: Say, patterned: bool = True) -> _Weights:
 
 
 def _limit(weights: _Weights) -> float:
-    """The range of the histogram: slightly more than most matrices need, not that of the widest one."""
+    """The range of the histogram: slightly more than most matrices need, not that of the widest."""
     total = sum(count for _, count in weights.reaches)
     return 1.2 * sum(reach * count for reach, count in weights.reaches) / total if total else 0.0
 
@@ -199,7 +198,7 @@ def _twin(run: Run, weights: _Weights, limit: float) -> Table:
 
 def _files(run: Run) -> Table:
     """Bytes of the weights, as trained and as stored; scores as stored."""
-    stored = read_json(run.files.export_scored / "scores.json").get("metrics") or {}
+    stored = run.files.read_export_scores()
     return {"model": runs.size(run.files.model), "export": runs.size(run.files.export), "stored": stored}
 
 

@@ -1,4 +1,4 @@
-"""The report's figures as PNG and SVG for a paper: small, plain, in colours that everyone can tell apart."""
+"""The report's figures as PNG and SVG for a paper: small, plain, in colours that everyone can distinguish."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "pinscher",  # the same run gives the same file
+    "svg.hashsalt": "pinscher",  # reproducible files
     "mathtext.fontset": "dejavuserif",
 }
 MEASURES = {

@@ -1,4 +1,4 @@
-"""Runs as plain values, read from the files that their folders hold so far."""
+"""Runs as plain values, read from the files that exist so far."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Log:
     scores: dict[str, Series] = field(default_factory=dict)
     teachers: Series = field(default_factory=Series)
     step: float = 0.0
-    unread: int = 0  # lines that a run would not write
+    unread: int = 0  # lines that could not be read
 
 
 @dataclass(frozen=True)

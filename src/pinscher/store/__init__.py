@@ -1,1 +1,1 @@
-"""A pruned model as a small file. Knows nothing of how its zeros came about."""
+"""Stores a pruned model as a small file. How the zeros came about does not matter."""

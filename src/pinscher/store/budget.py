@@ -1,4 +1,4 @@
-"""Which sparsity makes the small file fit a size, by the bytes a weight was measured to take."""
+"""The sparsity at which the small file fits a size, from the measured bytes of a weight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 ENTRY = 120  # bytes of the file's header for each tensor: its name, type, place and checksum
 MATRIX = 60  # bytes of a packed matrix beyond its entropy; its streams start and end, and small ones model worse
 RESERVE = 1.01  # training changes what is packed
-SAMPLE = 1 << 20  # weights that are packed to see what one takes
+SAMPLE = 1 << 20  # weights that are packed to measure one
 
 
 def parse(text: str) -> int:
@@ -30,8 +30,8 @@ def parse(text: str) -> int:
 def sizer(model: nn.Module, prunable: set[str]) -> Callable[[float], int]:
     """A function from the sparsity of the prunable matrices to the bytes of the file, all matrices in INT8.
 
-    A sample of each kind is packed and measured. Its zeros are drawn at random, which packs worse than what pruning
-    leaves: the real file is a little smaller.
+    A sample of each kind is packed and measured. Its zeros are random, which packs worse than the zeros of pruning, so
+    the real file is a little smaller.
     """
     known, state = matrices(model), untied(model)
     fixed = 1000.0

@@ -1,4 +1,4 @@
-"""How much each input of a matrix matters: its mean square over some real batches."""
+"""The importance of each input of a matrix: its mean square over some real batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinscher.models.inputs import evaluating, gather
 def importances(model: nn.Module, batches: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Tensor]:
     """Mean square of the inputs of the named modules [inputs], from forward passes over the batches.
 
-    The model is run in evaluation mode and left as it was. Padding (`attention_mask` 0) does not count.
+    The model is run in evaluation mode and not changed. Padding (`attention_mask` 0) does not count.
 
     Raises:
         InputError: if there are no batches, or nothing but padding in them.

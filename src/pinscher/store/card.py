@@ -35,7 +35,7 @@ def text(
     Args:
         model: the stored model.
         size: bytes of its files.
-        facts: what is known of its making: base_model, task, scores, dense_scores, sparsity, method; all optional.
+        facts: how it was made: base_model, task, scores, dense_scores, sparsity, method; all optional.
         settings: how its values are stored.
         densities: fraction kept, for each matrix.
     """
@@ -76,12 +76,12 @@ def _front(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_on_hub(base: str) -> bool:
-    """Whether a name is the hub's; not a package's, and not somebody's folder."""
+    """Whether a name is a hub id, not a package or a local folder."""
     return not base.startswith((".", "/", "~", "pypi:")) and base.count("/") <= 1 and not Path(base).exists()
 
 
 def _base(facts: Mapping[str, Any]) -> str:
-    """What the model was made from; of a folder only its name, since the way to it is nobody's business."""
+    """The name of the base model; of a folder only the last part, since the path is private."""
     base = str(facts.get("base_model") or "").removeprefix("pypi:")
     return base if _is_on_hub(base) else Path(base).name
 

@@ -1,9 +1,9 @@
-"""A matrix of integers, most of them zero, as bytes and back: one class a codec, all behind two functions.
+"""Codecs between matrices of integers, most of them zero, and bytes: one class each, with two functions.
 
     CODECS["bitmask"].encode(matrix) -> bytes          matrix [rows, columns], zero means pruned
     CODECS["bitmask"].decode(reader, rows, columns, dtype) -> matrix
 
-`decode(encode(matrix))` is the matrix, bit for bit, for any integer type; floating-point weights come as their bits.
+`decode(encode(matrix))` is the matrix, bit for bit, for any integer type; floating-point weights are passed as bits.
 Bytes that `encode` cannot have written raise DamagedError. All numbers are little-endian.
 """
 
@@ -27,7 +27,7 @@ ESCAPE = 255  # delta: this many more zeros, and no value
 class Codec(Protocol):
     @property
     def number(self) -> int:
-        """How a file names it; never reused."""
+        """Its number in files; never reused."""
         ...
 
     def encode(self, matrix: Array) -> bytes: ...
@@ -117,7 +117,7 @@ class Bitmask:
 
 
 class Entropy:
-    """Places and values at their entropy, by what rows and columns say of them (entropy.py)."""
+    """Places and values near their entropy, given the classes of rows and columns (entropy.py)."""
 
     number = 4
 
@@ -146,7 +146,7 @@ def codec(name: str) -> Codec:
 
 
 def smallest(matrix: Array, names: tuple[str, ...] = tuple(CODECS)) -> tuple[Codec, bytes]:
-    """The codec, of these, that makes the fewest bytes of this matrix; the simpler one if equal."""
+    """The codec with the fewest bytes for this matrix; of equal ones the simpler."""
     made = [(codec(name), codec(name).encode(matrix)) for name in names]
     return min(made, key=lambda pair: (len(pair[1]), pair[0].number))
 

@@ -1,4 +1,4 @@
-"""The entropy codec: places and values of the nonzero codes, each in as many streams as there are levels (twoway.py).
+"""The entropy codec: places and values of the nonzero codes, with one stream of each per level (twoway.py).
 
     matrix   stream row classes | stream column classes            of the mask
              for each level: varint ones | stream of gaps          gaps between ones, or between zeros if those are
@@ -50,7 +50,7 @@ def encode(matrix: Array) -> bytes:
 def decode(
     reader: Reader, rows: int, columns: int, dtype: np.dtype[Any], scale: NDArray[np.float32] | None = None
 ) -> Array:
-    """The matrix, or with a scale for each row the fp32 weights that int8 codes stand for.
+    """The matrix; with a scale for each row, the fp32 weights of int8 codes.
 
     Raises:
         DamagedError: for anything that `encode` cannot have written.
@@ -63,7 +63,7 @@ def decode(
 
 
 def _decode_slowly(reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
-    """The reference: every place worked out, then every value put there."""
+    """The reference: computes every place, then puts the values there."""
     layout = Layout(_decode_classes(reader, rows, columns))
     ones = [start + _decode_level(reader, end - start) for start, end in layout.spans()]
     row, column = layout.places(np.concatenate(ones))
@@ -93,7 +93,7 @@ def _decode(
     values: list[Array] = []
     for _ in range(sizes.levels):
         values.append(_checked(reader.stream(kept), dtype))
-        kept -= values[-1].size  # so that all levels together make room for no more than was kept
+        kept -= values[-1].size  # so that all levels together allocate no more than was kept
     out = np.zeros((rows, columns), dtype if scale is None else np.float32)
     ones, gaps = [count for count, _ in listed], [some for _, some in listed]
     outcome = core.scatter(gaps, ones, classes.rows, classes.columns, sizes.rows, sizes.columns, values, scale, out)

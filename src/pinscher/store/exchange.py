@@ -1,4 +1,4 @@
-"""The same model for others: a plain Hugging Face folder, and sparse matrices for scipy."""
+"""Export to other formats: a plain Hugging Face folder, and sparse matrices for scipy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def to_hf(
     wanted: dict[str, str] | None = None,
     calibration: Iterable[Mapping[str, Any]] | None = None,
 ) -> Path:
-    """A folder as transformers writes it, zeros and all; values rounded as the small file would have them.
+    """A folder as transformers writes it, zeros included; values are rounded as in the small file.
 
     The model is not changed.
     """
@@ -83,13 +83,13 @@ def _rounded(weight: Tensor, how: str, transposed: bool, importance: Tensor | No
 
 
 def _csr(weight: Tensor, values: str) -> dict[str, Any]:
-    """What scipy.sparse.save_npz would store, and the scales beside it."""
+    """The arrays of scipy.sparse.save_npz, and the scales."""
     scale: Tensor | None = None
     if values in LARGEST:
         made: Quantized = quantize(weight, values)
         data, scale = made.codes.numpy(), made.scale
     elif values in KEPT and values != "bf16":
-        data = weight.to(KEPT[values]).float().contiguous().numpy()  # scipy computes with no fp16
+        data = weight.to(KEPT[values]).float().contiguous().numpy()  # scipy does not compute in fp16
     else:
         raise InputError(f"scipy has no {values} matrices: give --values int8, int7, int6, int4, fp16 or fp32.")
     row, column = np.nonzero(data)

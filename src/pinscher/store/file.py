@@ -1,4 +1,4 @@
-"""A model's tensors in one or several safetensors files: packed matrices and plain tensors, every one with a checksum.
+"""A model's tensors in one or several safetensors files: packed matrices and plain tensors, each with a checksum.
 
     model.safetensors                  or model-00001-of-00003.safetensors … and model.safetensors.index.json
       NAME     uint8 [bytes]           a packed matrix (payload.py), under the name of its parameter
@@ -6,10 +6,10 @@
       __metadata__                     format: "pt", pinscher: the version, checksums: 8 hex digits a tensor, by name
 
 A packed matrix is a vector of bytes where a model expects a matrix, so a reader that does not know the format fails
-on its shape instead of loading nonsense. Files are memory-mapped: what is not asked for is not read.
+on its shape instead of loading nonsense. Files are memory-mapped: only requested tensors are read.
 
 All packed matrices of a model together may hold FREE + EXPANSION * B bytes of weights, if its tensors have B bytes. So
-a small file cannot ask for much memory; a model of almost nothing but zeros is padded when it is written.
+a small file cannot demand much memory; a model of almost only zeros is padded when it is written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_INDEX = 1 << 28  # bytes of the index
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: int | str = SHARD) -> list[Path]:
-    """Writes the files into a folder that is there; the caller makes the folder whole or not there.
+    """Writes the files into an existing folder; the caller makes the write atomic.
 
     The same tensors give the same bytes.
     """
@@ -76,7 +76,7 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 def _sort_metadata_(path: Path) -> None:
-    """Puts the metadata of a file into the order of its names: safetensors writes it in a new one every time."""
+    """Sorts the metadata of a file by name, because safetensors writes it in random order."""
     with path.open("r+b") as file:
         length = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(length))
@@ -129,11 +129,11 @@ class Stored:
     """The tensors of a stored model, opened and checked; a context manager.
 
     Raises:
-        DamagedError: in the name of the file and the tensor, for anything `write` cannot have written.
+        DamagedError: for anything that `write` cannot have written; it names the file and the tensor.
     """
 
     def __init__(self, files: list[Path]) -> None:
-        self.place = files[0] if len(files) == 1 else files[0].parent  # what messages call it
+        self.place = files[0] if len(files) == 1 else files[0].parent  # its name in messages
         self.size = 0  # bytes of the tensors
         self._stack = ExitStack()
         self._home: dict[str, tuple[Path, Any]] = {}
@@ -204,7 +204,7 @@ class Stored:
         return self._read(file, path, name)
 
     def head(self, name: str) -> payload.Head | None:
-        """What a packed matrix says of itself; None for a plain tensor."""
+        """The header of a packed matrix; None for a plain tensor."""
         raw = self.raw(name)
         with self.naming(name):
             return payload.head(payload.view(raw)) if is_packed(raw) else None
@@ -222,7 +222,7 @@ class Stored:
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """Tells of a damaged tensor in the name of its file."""
+        """Adds file and tensor to a DamagedError of the block."""
         try:
             yield
         except DamagedError as error:

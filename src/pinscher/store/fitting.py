@@ -1,7 +1,7 @@
-"""Whether a stored file is the model that is to be made of it: asked by every reader, before room is made for weights.
+"""Checks that a stored file fits the model to be loaded: done by every reader, before memory is allocated.
 
-The model is an empty one, on the meta device. What it takes from the file must be there, with its shape and type, and
-what it adds by itself must be in proportion to the file.
+The model is empty, on the meta device. What it takes from the file must be there, with its shape and type, and what it
+adds by itself must be in proportion to the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pinscher.store.streams import DamagedError
 
 
 def check_version(settings: Any, path: Path) -> None:
-    """Refuses a format that this version cannot read; `settings` is what the config.json at `path` says of it."""
+    """Refuses a format that this version cannot read; `settings` describe the file in the config.json at `path`."""
     version = settings.get("version") if isinstance(settings, dict) else None
     if type(version) is not int or version != VERSION:
         raise InputError(
@@ -36,8 +36,8 @@ def fit(model: Any, stored: Stored) -> dict[str, str]:
     """The stored name of every parameter and buffer that an empty model takes from a file.
 
     Raises:
-        InputError: in the name of file and tensor, for a weight that is missing or of another shape or type, and for a
-            model that is larger than the file can justify.
+        InputError: for a weight that is missing or has another shape or type, and for a model that is larger than the
+            file can justify; it names file and tensor.
     """
     state = model.state_dict()
     homes = _homes(model, stored.names(), state)
@@ -49,7 +49,7 @@ def fit(model: Any, stored: Stored) -> dict[str, str]:
 
 
 def _homes(model: Any, names: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
-    """Where each tensor goes, by transformers' own rules for old names and for models with and without a head."""
+    """The parameter of each stored tensor, by transformers' rules for old names and for missing or added heads."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -80,7 +80,7 @@ def _check_fits(model: Any, stored: Stored, key: str, name: str, wanted: Tensor)
 
 
 def _check_complete(model: Any, stored: Stored, homes: dict[str, str]) -> None:
-    """Refuses a file that lacks a weight: transformers would make one up."""
+    """Refuses a file that lacks a weight: transformers would initialise it at random."""
     ties = getattr(model, "all_tied_weights_keys", None) or {}
     held = {ties.get(key, key) for key in homes}
     ignored = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
@@ -97,7 +97,7 @@ def _check_complete(model: Any, stored: Stored, homes: dict[str, str]) -> None:
 
 
 def _check_room(model: Any, stored: Stored, homes: dict[str, str]) -> None:
-    """Refuses what a model would make room for by itself, if config.json asks for much more than the file has."""
+    """Refuses a config.json that makes the model allocate much more than the file holds."""
     own = {id(p): p for name, p in model.named_parameters() if name not in homes}
     own |= {id(buffer): buffer for name, buffer in model.named_buffers() if name not in homes}
     wanted, held = size_of(own.values()), stored.size

@@ -1,8 +1,8 @@
-"""How transformers reads the small file: imported by transformers' own import, never before (registration.py).
+"""transformers' reader of the small file; imported when transformers is, never before (registration.py).
 
 `from_pretrained` finds quant_method "pinscher" in config.json, makes this quantizer, and hands every stored
-`weight` to its one operation. Files are checked before any weight is touched. Matrices are decoded ahead of their turn
-by a few threads, never more than that many at once; the model that comes out is dense and ordinary.
+`weight` to its one operation. Files are checked before any weight is touched. A few threads decode matrices ahead of
+use, at most one each. The resulting model is dense and ordinary.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ METHOD = "pinscher"
 
 @register_quantization_config(METHOD)
 class PinscherConfig(QuantizationConfigMixin):
-    """What config.json says of the small file."""
+    """The settings of the small file in config.json."""
 
     def __init__(self, version: int = VERSION, **settings: Any) -> None:
         self.quant_method: Any = METHOD
         self.version = version
         self.settings = {key: value for key, value in settings.items() if key not in ("quant_method", "dequantize")}
-        self.dequantize = True  # the model that comes out has plain weights
+        self.dequantize = True  # the loaded model has plain weights
 
     def to_dict(self) -> dict[str, Any]:
         """For config.json."""
@@ -56,16 +56,16 @@ class PinscherQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.ahead: Ahead | None = None
         self.homes: dict[str, str] = {}  # the stored name of each parameter
-        self.failure: Exception | None = None  # transformers has one text for whatever an operation raises
+        self.failure: Exception | None = None  # transformers replaces the text of any error of an operation
 
     def validate_environment(self, *_: Any, **__: Any) -> None:
         if not self.pre_quantized:
             raise InputError("the model is not stored in pinscher's format: pinscher.save_pretrained stores it so.")
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """The first that we see of the config, and the last before a model of the size that it claims is built."""
+        """The first call with the config, and the last before a model of the size that it claims is built."""
         folder = Path(str(getattr(config, "name_or_path", None) or "?"))
-        if folder.is_dir():  # an Auto class has noted it, another does so later
+        if folder.is_dir():  # set by an Auto class; other classes set it later
             folders.check(folder)
         else:
             folders.check_layers(config.to_dict())
@@ -97,7 +97,7 @@ class PinscherQuantizer(HfQuantizer):
         self.ahead = None
         if self.failure is not None:
             raise self.failure
-        # What was unpacked is saved as it is: there is no conversion to revert.
+        # The unpacked model is saved unchanged: there is no conversion to revert.
         model._weight_conversions = [c for c in model._weight_conversions if not _unpacks(c)] or None
         return model
 
@@ -114,7 +114,7 @@ def _unpacks(conversion: Any) -> bool:
 
 
 class Unpack(ConversionOps):
-    """A stored tensor as the parameter it was."""
+    """Unpacks a stored tensor into its parameter."""
 
     def __init__(self, hf_quantizer: PinscherQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
@@ -141,9 +141,9 @@ class Unpack(ConversionOps):
             try:
                 with quantizer.ahead.stored.naming(quantizer.homes[key]):
                     return quantizer.ahead.take(stored.cpu())
-            except Exception as error:  # told when transformers is done: until then it would say something else
+            except Exception as error:  # raised when transformers is done: until then it would replace the message
                 quantizer.failure = error
-        return torch.zeros((), dtype=wanted.dtype).expand(wanted.shape)  # takes no room, and nobody will see it
+        return torch.zeros((), dtype=wanted.dtype).expand(wanted.shape)  # takes no memory, and is never used
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -151,9 +151,9 @@ class Unpack(ConversionOps):
 
 
 class Ahead:
-    """Decodes the matrices that come next while the one asked for is put in place.
+    """Decodes the next matrices while the current one is copied.
 
-    The order is that of transformers; a matrix is recognised by its header, whose checksum names its content.
+    The order is that of transformers; a matrix is identified by its header, whose checksum is that of its content.
     """
 
     def __init__(self, stored: Stored) -> None:

@@ -1,14 +1,14 @@
-"""A pruned model as ONNX, zeros and all: model.onnx in fp32 and model.int8.onnx, for ONNX Runtime and for engines that
-skip zeros, such as DeepSparse.
+"""Export to ONNX with all zeros: model.onnx in fp32 and model.int8.onnx, for ONNX Runtime and for engines that skip
+zeros, such as DeepSparse.
 
 In INT8 every product y = x·W + b of the blocks becomes
 
     y = columns ⊙ (QLinearMatMul(quantize(x), codes) dequantized) + b        W ≈ scale · codes · diag(columns)
 
-which is INT8 with one scale for each output, of whose codes 7 bits are used. The columns are a product of their own
-because DeepSparse hands a QLinearMatMul with a vector of scales to a slow and dense routine; one number it multiplies
-sparsely. It also evens out the outputs before they are cut to eight bits. Embeddings, attention scores, norms and the
-head stay fp32: quantized, the scores only took longer, and eight bits of logits would make ties.
+which is INT8 with one scale for each output and codes of 7 bits. The columns are a separate product because DeepSparse
+uses a slow, dense routine for a QLinearMatMul with a vector of scales, and a sparse one for a single scale. It also
+equalises the outputs before they are rounded to eight bits. Embeddings, attention scores, norms and the head stay fp32:
+quantized attention scores were slower, and logits of eight bits would have ties.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pinscher.store.quantize import quantize
 from pinscher.store.saving import matrices
 
 FP32, INT8 = "model.onnx", "model.int8.onnx"
-OPSET, IR = 14, 8  # norms as plain nodes, which every engine fuses; DeepSparse 1.8 reads opset 18 and IR 9 at most
+OPSET, IR = 14, 8  # norms are plain nodes, which every engine fuses; DeepSparse 1.8 reads at most opset 18 and IR 9
 # Codes of 7 bits: ONNX Runtime adds two products of 8 bits in 16 where a processor has AVX2 but no VNNI, and 255 · 127
 # twice does not fit.
 CODES = "int7"
@@ -54,7 +54,7 @@ def export(
     task_batches: Iterable[Batch] | None = None,
     length: int = 128,
 ) -> list[Path]:
-    """Writes model.onnx and model.int8.onnx into a folder that is there, whole or not at all; returns what it wrote.
+    """Writes model.onnx and model.int8.onnx into an existing folder, completely or not at all; returns the files.
 
     The model is not changed. Inputs are input_ids, attention_mask and, where the tokenizer makes them, token_type_ids,
     int64 [batch, sequence] of any size; outputs are logits, or start_logits and end_logits. Decoders get no cache.
@@ -63,8 +63,8 @@ def export(
         model: a transformers model of a known family with a head for sequences, tokens, answers or a causal one.
         folder: where the files go; files of these names are replaced.
         tokenizer: stored beside them.
-        task_batches: what the INT8 scales of the activations are measured on; some hundred rows of the training data
-            do. Without it they are measured on random tokens of a fixed seed: the file works, but less closely.
+        task_batches: batches on which the INT8 scales of activations are measured; a few hundred rows of the training
+            data are enough. Without them random tokens with a fixed seed are used, which is less accurate.
         length: tokens in a row of those random tokens.
 
     Raises:
@@ -91,10 +91,9 @@ def export(
 
 
 class _Plain(nn.Module):
-    """The model as a function of tensors alone: no cache, no dropout, and masks spelt out. Works on a copy.
+    """The model as a function of tensors only: no cache, no dropout, explicit masks. Works on a copy.
 
-    transformers makes masks by indexing, which traces into many nodes; one that has its four dimensions it takes as
-    it is.
+    transformers makes masks by indexing, which traces into many nodes; a mask with four dimensions is used unchanged.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -123,7 +122,7 @@ class _Plain(nn.Module):
         return tuple(found[name] for name in self.outputs)
 
     def complete(self, batch: Batch) -> dict[str, Any]:
-        """The inputs of a batch as arrays; a mask or types it lacks are those of one whole sentence."""
+        """The inputs of a batch as arrays; a missing mask or missing types are those of one whole sentence."""
         if "input_ids" not in batch:
             raise InputError(f"a batch lacks input_ids: it has {', '.join(batch) or 'nothing'}.")
         ids = torch.as_tensor(batch["input_ids"])
@@ -133,7 +132,7 @@ class _Plain(nn.Module):
 
 
 def _packages() -> tuple[Any, Any]:
-    """The modules onnx and onnxruntime, which only this needs."""
+    """The modules onnx and onnxruntime, which are needed only here."""
     try:
         return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
     except ImportError as error:
@@ -201,7 +200,7 @@ def _traced(plain: _Plain, batch: Batch, onnx: Any) -> Any:
 
 
 def _rename_(proto: Any) -> None:
-    """Gives constants the names of the model's parameters, and takes out the exporter's copies of equal ones."""
+    """Gives constants the names of the model's parameters, and removes the exporter's duplicates."""
     graph = proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     copies = {
@@ -225,7 +224,7 @@ def _rename_(proto: Any) -> None:
 
 
 def _module(node: Any) -> str:
-    """The name of the module that a node was traced from: /model/encoder/layer.0/MatMul is of encoder.layer.0."""
+    """The module from which a node was traced: encoder.layer.0 for /model/encoder/layer.0/MatMul."""
     path: str = node.name.rpartition("/")[0]
     return path.removeprefix("/model/").replace("/", ".")
 
@@ -238,13 +237,13 @@ def _session(proto: Any, runtime: Any) -> Any:
 
 
 def _compare(proto: Any, plain: _Plain, batch: Batch, runtime: Any) -> None:
-    """Raises InputError unless the graph gives what the model gives, on a batch of another size than was traced."""
+    """Raises InputError unless graph and model agree on a batch of another size than was traced."""
     values = plain.complete(batch)
     with torch.no_grad():
         wanted = plain.model(**{name: torch.from_numpy(value) for name, value in values.items()})
     for name, got in zip(plain.outputs, _session(proto, runtime).run(plain.outputs, values), strict=True):
         off = float(np.abs(wanted[name].numpy() - got).max())
-        if not off <= CLOSE * max(1.0, float(wanted[name].abs().max())):  # NaN, too, is not close
+        if not off <= CLOSE * max(1.0, float(wanted[name].abs().max())):  # also refuses NaN
             raise InputError(
                 f"{type(plain.model).__name__} cannot be written as ONNX: with this configuration the graph is off by "
                 f"{off:.2g}; are all weights finite?"
@@ -262,7 +261,7 @@ class _Product:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The names of what goes in, and of what comes out before the columns are scaled."""
+        """The names of the input, and of the output before the columns are scaled."""
         return self.node.input[0], f"{self.node.output[0]}_product"
 
 
@@ -277,7 +276,7 @@ def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
         weight = torch.from_numpy(onnx.numpy_helper.to_array(weights[node.input[1]]).copy())
         flipped = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         codes, scales = quantize(weight if flipped else weight.T, CODES)
-        scales = torch.where(scales > 0, scales, scales.max() or 1.0)  # of a column of zeros any will do
+        scales = torch.where(scales > 0, scales, scales.max() or 1.0)  # any scale is right for a column of zeros
         largest = scales.max()
         products.append(_Product(node, codes.T.contiguous().numpy(), largest.numpy(), (scales / largest).numpy()))
     if lost := blocks - {_module(product.node) for product in products}:
@@ -286,9 +285,9 @@ def _products(proto: Any, model: nn.Module, onnx: Any) -> list[_Product]:
 
 
 def _ranges(proto: Any, products: list[_Product], batches: Iterable[Batch], onnx: Any, runtime: Any) -> Ranges:
-    """The least and the largest value, over the batches, of what goes into each product and of what comes out.
+    """The smallest and the largest value, over the batches, of the input and the output of each product.
 
-    Zero is always among them, so that it is exact. Measured inside the graph: no activations pile up.
+    The range always includes zero, so that zero is exact. Computed inside the graph, so no activations are stored.
     """
     watched, number = _rebuilt(proto, products, None, onnx), onnx.TensorProto.FLOAT
     names = list(dict.fromkeys(name for product in products for name in product.ends))
@@ -306,9 +305,9 @@ def _ranges(proto: Any, products: list[_Product], batches: Iterable[Batch], onnx
 
 
 def _rebuilt(proto: Any, products: list[_Product], ranges: Ranges | None, onnx: Any) -> Any:
-    """A copy of the graph with every product remade: in INT8, or in fp32 with the same codes if there are no ranges."""
+    """A copy of the graph with every product replaced: by INT8, or without ranges by fp32 with the same codes."""
     constants: dict[str, Any] = {}
-    nodes: dict[str, Any] = {}  # by output, since products share what quantizes their input
+    nodes: dict[str, Any] = {}  # by output, because products share the quantization of their input
     replaced = {product.node.output[0]: product for product in products}
     for node in proto.graph.node:
         product = replaced.get(node.output[0])
@@ -324,7 +323,7 @@ def _rebuilt(proto: Any, products: list[_Product], ranges: Ranges | None, onnx: 
 
 
 def _remade(product: _Product, ranges: Ranges | None, constants: dict[str, Any], make: Any) -> list[Any]:
-    """The nodes of a product and of the bias that a Gemm has; what they need is added to the constants."""
+    """The nodes of a product, and of the bias of a Gemm; their constants are added."""
     (given, whole), weight, result = product.ends, product.node.input[1], product.node.output[0]
     if ranges is None:
         constants[f"{weight}_rounded"] = product.codes * product.scale
@@ -351,7 +350,7 @@ def _remade(product: _Product, ranges: Ranges | None, constants: dict[str, Any],
 
 
 def _moved(fresh: Path, folder: Path) -> list[Path]:
-    """Moves all files of one folder into another; the models come first."""
+    """Moves all files of one folder into another, models first."""
     models = [fresh / FP32, fresh / INT8]
     rest = sorted(path for path in fresh.rglob("*") if path.is_file() and path not in models)
     targets = []

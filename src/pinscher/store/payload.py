@@ -1,4 +1,4 @@
-"""One matrix as a row of bytes that describes and checks itself; docs/format.md has every byte.
+"""One matrix as bytes with a header and a checksum; docs/format.md describes every byte.
 
 pack(weight, values="int8") -> bytes        unpack(bytes) -> tensor
 """
@@ -27,7 +27,7 @@ from pinscher.store.streams import DamagedError, Reader, stream
 MAGIC, VERSION = b"PNSR", 1
 HEADER = struct.Struct("<4sBBBBIII")  # magic, version, codec, kind, flags, rows, columns, checksum
 TRANSPOSED, SCALED = 1, 2  # flags
-# What the values were; the place in this list is what a file says.
+# The types of values; a file has the index in this list.
 KINDS: tuple[torch.dtype, ...] = (
     torch.int8,
     torch.float32,
@@ -45,14 +45,14 @@ KINDS: tuple[torch.dtype, ...] = (
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 KEPT = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 VALUES = (*LARGEST, *KEPT)
-# A matrix of B bytes may ask for FREE + EXPANSION * B bytes of weights, no more; an emptier one is padded with zero
-# bytes. All matrices of a model together share one FREE (file.py).
+# A matrix of B bytes may hold at most FREE + EXPANSION * B bytes of weights; an emptier one is padded with zero bytes.
+# All matrices of a model together share one FREE (file.py).
 FREE, EXPANSION = 1 << 24, 2048
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a payload says of itself, checked."""
+    """The header of a payload, checked."""
 
     codec: int
     dtype: torch.dtype
@@ -81,8 +81,8 @@ def pack(
     Args:
         weight: any two-dimensional tensor.
         values: "int8", "int6", "int4", "fp32", "fp16", "bf16", or None to keep them as they are, bit for bit.
-        transposed: the module stores [inputs, outputs]; output rows come first in the file all the same.
-        codecs: what to choose from, by measured size.
+        transposed: the module stores [inputs, outputs]; in the file, output rows come first in any case.
+        codecs: the candidates; the smallest result is chosen.
         importance: mean square of each input, for the scales.
         search: see `quantize`.
 
@@ -134,7 +134,7 @@ def _assemble(matrix: Tensor, scales: bytes, transposed: bool, names: tuple[str,
 
 
 def _weight_bytes(rows: int, columns: int, size: int) -> int:
-    """What the weights take; an empty matrix counts its longer side, which has classes and scales too."""
+    """The bytes of the weights; for an empty matrix those of its longer side, which has classes and scales too."""
     return max(rows, 1) * max(columns, 1) * size
 
 
@@ -143,7 +143,7 @@ def _only(matrix: Tensor, name: str) -> tuple[Any, bytes]:
 
 
 def declared(data: memoryview) -> int:
-    """The bytes of the weights that a payload says it holds, unverified; 0 if it is none."""
+    """The bytes of the weights that a payload claims to hold, unverified; 0 if it is not a payload."""
     if len(data) < HEADER.size or bytes(data[:4]) != MAGIC:
         return 0
     _, _, _, kind, flags, rows, columns, _ = HEADER.unpack_from(data)
@@ -168,7 +168,7 @@ def head(data: memoryview) -> Head:
     """The header of a payload, its checksum verified.
 
     Raises:
-        DamagedError: saying what is wrong.
+        DamagedError: with the cause.
     """
     if len(data) < HEADER.size:
         raise DamagedError("it is too short")
@@ -192,7 +192,7 @@ def head(data: memoryview) -> Head:
 
 
 def unpack(data: bytes | memoryview | Tensor) -> Tensor:
-    """The matrix as its module has it: fp32 where it was quantised, else as it was.
+    """The matrix in its module's layout: fp32 if it was quantised, else in its own type.
 
     Raises:
         DamagedError: for anything that `pack` cannot have written.
@@ -218,13 +218,13 @@ def _codes(reader: Reader, found: Head) -> Tensor:
 
 def _scaled(reader: Reader, found: Head) -> Tensor:
     scale = _scale(reader, found.rows)
-    if found.codec == CODECS["entropy"].number:  # straight to fp32: no room and no time for codes in between
+    if found.codec == CODECS["entropy"].number:  # directly to fp32, without intermediate codes
         return torch.from_numpy(entropy.decode(reader, found.rows, found.columns, np.dtype(np.int8), scale.numpy()))
     return dequantize(_codes(reader, found), scale)
 
 
 def unpack_rows(data: bytes | memoryview | Tensor) -> Quantized | Tensor:
-    """The matrix with output rows first, whatever its module has: codes and scales where it was quantised.
+    """The matrix with output rows first, whatever its module's layout: codes and scales if it was quantised.
 
     Raises:
         DamagedError: for anything that `pack` cannot have written.
@@ -242,7 +242,7 @@ _STARTING = threading.Lock()
 
 
 def workers(count: int) -> ThreadPoolExecutor:
-    """Threads that may use torch: each asks for torch's own threads one after the other, which torch does not guard."""
+    """Threads that may use torch; each sets torch's own threads in turn, because torch does not synchronise that."""
 
     def start() -> None:
         with _STARTING:
@@ -253,7 +253,7 @@ def workers(count: int) -> ThreadPoolExecutor:
 
 
 def view(data: bytes | memoryview | Tensor) -> memoryview:
-    """The bytes of a payload, wherever they are."""
+    """The bytes of a payload, from any kind of buffer."""
     if isinstance(data, Tensor):
         if data.dtype != torch.uint8 or data.dim() != 1:
             raise DamagedError("it is not a packed matrix")

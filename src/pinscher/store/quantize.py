@@ -2,9 +2,9 @@
 
     code = round(W / scale),  |code| ≤ 127 (int8), 63 (int7), 31 (int6), 7 (int4)
 
-The scale of a row is the one, near the row's largest weight over the largest code, that least hurts the layer's
-output: the squared error of the row, each input weighted by its mean square where calibration data was seen. Scales
-are bfloat16 numbers, and codes are made with the scale that is stored, so its rounding costs nothing. Zeros stay zeros.
+The scale of a row is close to its largest weight over the largest code. Among several candidates it is the one with the
+least squared error of the row, each input weighted by its mean square if there is calibration data. Scales are bfloat16
+numbers, and codes are computed with the stored scale, so its rounding costs nothing. Zeros stay zeros.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def quantize(
     Args:
         weight: the matrix, output rows first.
         values: "int8", "int7", "int6" or "int4".
-        importance: mean square of each input [columns]; all alike without it.
-        search: look for the best scale; otherwise the row's largest weight becomes the largest code.
+        importance: mean square of each input [columns]; without it all inputs are equal.
+        search: search for the best scale; otherwise the row's largest weight becomes the largest code.
 
     Raises:
         InputError: for weights that are not finite.

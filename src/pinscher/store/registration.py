@@ -1,7 +1,7 @@
-"""Makes `from_pretrained` know the small file after `import pinscher`, without importing transformers for it.
+"""Lets `from_pretrained` read the small file after `import pinscher`, without importing transformers.
 
-transformers asks its module `quantizers.auto` how a file is read. If that is loaded, we register at once; if not, we
-wait for its import and register right after it. So `import pinscher` stays light, and the order of imports does not
+transformers looks up readers in its module `quantizers.auto`. If that module is loaded, we register at once; otherwise
+an import hook registers right after its import. So `import pinscher` stays light, and the order of imports does not
 matter.
 """
 
@@ -21,7 +21,7 @@ OURS = "pinscher.store.loading"
 
 
 def register() -> None:
-    """Registers now or as soon as transformers is there; a second call changes nothing."""
+    """Registers now, or as soon as transformers is imported; a second call changes nothing."""
     if WATCHED in sys.modules:
         _load_ours()
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Lets the import of one module pass, and does its work when it is done."""
+    """An import hook that registers after the import of one module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -44,7 +44,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
 
 class _Then(importlib.abc.Loader):
-    """A module's own loader, and our registration after it."""
+    """A module's own loader, followed by our registration."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
@@ -58,7 +58,7 @@ class _Then(importlib.abc.Loader):
 
 
 def _load_ours() -> None:
-    """Registers, or says why it cannot: another's import must not fail because of us."""
+    """Registers, or warns why it cannot: an import of transformers must not fail because of us."""
     try:
         importlib.import_module(OURS)
     except ImportError as error:

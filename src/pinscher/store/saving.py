@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from pinscher import files
 from pinscher.errors import InputError, first_line
-from pinscher.models import blocks
+from pinscher.models import blocks, folders
 from pinscher.models.blocks import Matrix
 from pinscher.models.names import Place
 from pinscher.models.sizes import uneven
@@ -27,10 +26,10 @@ Progress = Callable[[int, int], None]
 
 
 def matrices(model: nn.Module) -> dict[str, Matrix]:
-    """The matrices that the file can pack, by the name of their parameter; a tied one only once.
+    """The matrices that the file can pack, by the name of their parameter; tied ones once.
 
-    transformers hands only what is called `weight` to be unpacked, so the projections of `nn.MultiheadAttention` that
-    have other names are stored as they are.
+    transformers only lets parameters called `weight` be unpacked, so the projections of `nn.MultiheadAttention` with
+    other names are stored unchanged.
     """
     return {f"{matrix.path}.weight": matrix for matrix in blocks.matrices(model) if _can_pack(matrix)}
 
@@ -63,14 +62,14 @@ def save_pretrained(
         folder: a new folder, an empty one, or an earlier one of ours, which is replaced.
         values: of the blocks' matrices: int8, int7, int6, int4, fp16, bf16, fp32, or keep.
         embeddings: the same for the embeddings.
-        head: the same for what is linear outside the blocks (pooler, classifier, projections).
-        codecs: the codecs to choose from; the smallest wins, matrix by matrix.
+        head: the same for linear layers outside the blocks (pooler, classifier, projections).
+        codecs: the candidate codecs; the smallest result is chosen for each matrix.
         calibration: batches for the model; INT8 scales then weigh each input by its mean square.
         tokenizer: stored beside the model.
-        max_shard_size: of one file.
-        facts: what the model card tells: base_model, task, scores, …
-        push_to_hub: a repository on the hub that gets the folder.
-        progress: called with matrices done and in all.
+        max_shard_size: maximum size of one file.
+        facts: contents of the model card: base_model, task, scores, …
+        push_to_hub: a repository on the hub to which the folder is uploaded.
+        progress: called with the numbers of matrices done and in total.
 
     Raises:
         InputError: for weights that are not finite, gates that are not yet baked in, an unknown name, a folder that
@@ -102,7 +101,7 @@ def packed(
     calibration: Iterable[Mapping[str, Any]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The tensors of the file: packed where their role is to be, else as they are; tied ones once."""
+    """The tensors of the file: packed if their role is to be packed, else unchanged; tied ones once."""
     known = matrices(model)
     state = untied(model)
     jobs = {name: m for name, m in known.items() if name in state and wanted[m.role] != KEEP}
@@ -133,7 +132,7 @@ def packed(
 
 
 def untied(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, every tensor once: under the name of the embedding where it is one, else the first."""
+    """The state dict, every tensor once: under the name of the embedding if it is one, else the first name."""
     preferred, seen = matrices(model), {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         key = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
@@ -154,8 +153,8 @@ def densities(model: nn.Module) -> dict[Place, float]:
 
 
 def rewrite_card(folder: Path, model: Any, facts: Mapping[str, Any]) -> None:
-    """Tells the card of a stored model more facts."""
-    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    """Writes the card of a stored model again, with more facts."""
+    settings = folders.read_settings(folder)["quantization_config"]
     size = sum(path.stat().st_size for path in file.files_of(folder))
     files.write_text(folder / "README.md", card.text(model, size, facts, settings, densities(model)))
 
@@ -168,7 +167,7 @@ def push(folder: Path, repository: str) -> str:
     try:
         name = api.create_repo(repository, exist_ok=True).repo_id
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Store the pruned model small"))
-    except Exception as error:  # no network, no login, no right to: the hub's client has many names for them
+    except Exception as error:  # no network, no login, no permission: the hub's client raises many kinds of errors
         reason = first_line(error).rstrip(".")
         raise InputError(
             f"could not push to {repository}: {reason}. The folder {folder} is complete: log in with `hf auth login` "
@@ -206,7 +205,7 @@ def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def check_values(*names: str) -> None:
-    """Refuses what values cannot be stored as."""
+    """Refuses unknown types of values."""
     for how in names:
         if how not in (KEEP, *payload.VALUES):
             raise InputError(unknown("values", how, (*payload.VALUES, KEEP)) + ".")
@@ -215,7 +214,7 @@ def check_values(*names: str) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether a folder is one that `save_pretrained` wrote."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-        return bool(config["quantization_config"]["quant_method"] == "pinscher")
-    except (OSError, ValueError, KeyError, TypeError):
+        told = folders.read_settings(folder).get("quantization_config")
+    except InputError:
         return False
+    return isinstance(told, dict) and told.get("quant_method") == "pinscher"

@@ -1,13 +1,13 @@
-"""Takes dead rows, columns and heads out of a model: a smaller dense model with the same outputs.
+"""Removes dead features and heads from a model: a smaller dense model with the same outputs.
 
 A feature of the feed-forward part is dead if nothing reads it (its column in the second matrix is zero) or if it is the
-same for every input (its row in the first matrix is zero): then it is activation(bias), and what the second matrix
-makes of that is added to the second bias. A head is dead if nothing reads it, or if its values are only their bias:
-attention weights sum to one, so it always gives that bias, which goes into the bias of the output in the same way.
+same for every input (its row in the first matrix is zero): then it is activation(bias), and its constant contribution
+to the second matrix's output is added to the second bias. A head is dead if nothing reads it, or if its values are only
+their bias: attention weights sum to one, so it always gives that bias, which is added to the output's bias likewise.
 
-A plain config.json knows one feed-forward width for all layers, and no number of heads that leaves a head's size as it
-is. So a `plain` shrunk model has the width that its widest layer needs, and all heads. The small file notes the sizes
-of every layer (models/sizes.py).
+A plain config.json has one feed-forward width for all layers, and cannot change the number of heads without their size.
+So a `plain` shrunk model has the width that its widest layer needs, and all heads. The small file records the sizes of
+every layer (models/sizes.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pinscher.models.sizes import Sizes, keep_features, keep_heads, sizes_in, si
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What was removed, and what was dead and had to stay."""
+    """What was removed, and what is dead but had to stay."""
 
     plain: bool  # whether an ordinary config had to describe the result
     before: int  # parameters
@@ -36,7 +36,7 @@ class Shrunk:
     lines_left: int  # dead rows and columns of other kinds
 
     def told(self) -> list[str]:
-        """For people."""
+        """Lines of text for the user."""
         was, now = (sum(sizes[i].inner for sizes in self.layers) for i in (0, 1))
         had, has = (sum(sizes[i].heads for sizes in self.layers) for i in (0, 1))
         say = [
@@ -68,7 +68,7 @@ class Shrunk:
 
 @torch.no_grad()
 def shrink_(model: Any, plain: bool) -> Shrunk:
-    """Removes from a model what is dead, in place.
+    """Removes dead features and heads from a model, in place.
 
     Args:
         model: a transformers model of a known family.
@@ -111,7 +111,7 @@ def shrink_(model: Any, plain: bool) -> Shrunk:
 
 
 def _needed_features(layer: nn.Module, family: Family, act: Any) -> Tensor:
-    """Which features of the feed-forward part are needed; the constant ones go into the second bias."""
+    """Which features of the feed-forward part are needed; constant ones are added to the second bias."""
     up, down = layer.get_submodule(family.up), layer.get_submodule(family.down)
     rows, columns = outputs_first(up), outputs_first(down)
     read, alive = (columns != 0).any(0), (rows != 0).any(1)
@@ -121,7 +121,7 @@ def _needed_features(layer: nn.Module, family: Family, act: Any) -> Tensor:
 
 
 def _needed_heads(layer: nn.Module, family: Family, heads: int) -> Tensor:
-    """Which heads are needed; what the constant ones give goes into the bias of the output."""
+    """Which heads are needed; the values of constant ones are added to the output's bias."""
     out, values = layer.get_submodule(family.out), layer.get_submodule(family.qkv[-1])
     columns, rows = outputs_first(out), outputs_first(values)
     start = len(rows) - columns.shape[1]  # where one matrix holds all three, values are the last third
@@ -133,14 +133,14 @@ def _needed_heads(layer: nn.Module, family: Family, heads: int) -> Tensor:
 
 
 def _fold_(module: nn.Module, columns: Tensor, constant: Tensor) -> None:
-    """Adds what a matrix makes of a constant input to its bias."""
+    """Adds a matrix's output for a constant input to its bias."""
     if bool((constant != 0).any()):
         assert isinstance(module.bias, nn.Parameter)  # every known family has it
         module.bias.data += (columns.double() @ constant.double()).to(module.bias.dtype)
 
 
 def _clear_(layer: nn.Module, family: Family, needed: Tensor, living: Tensor) -> None:
-    """Sets to zero what is not needed, for what of it may have to stay."""
+    """Sets what is not needed to zero, because some of it may have to stay."""
     out = layer.get_submodule(family.out)
     places = living.repeat_interleave(outputs_first(out).shape[1] // len(living))
     outputs_first(out)[:, ~places] = 0.0

@@ -1,11 +1,11 @@
-"""Numbers as bytes near their entropy, and small integers as few bytes: what the codecs are written with.
+"""The coders behind the codecs: streams of numbers near their entropy, and small integers in few bytes.
 
 The entropy coder is pcodec's: tANS over bins it chooses itself, written in Rust, maintained, with a stable format. A
-stream is chunks of pages in its "wrapped" form. What was compared with it, and how: docs/format.md.
+stream is chunks of pages in its "wrapped" form. docs/format.md compares it with others.
 
     stream   varint count | then, if count > 0: u8 kind | varint bytes | each chunk's meta and pages, as pcodec has them
 
-A Reader never goes past its end and never makes room for more numbers than the caller allows.
+A Reader never reads past its end and never allocates more numbers than the caller allows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pcodec.wrapped import FileCompressor, FileDecompressor
 from pinscher.errors import InputError
 
 Array = NDArray[Any]
-# The kinds of number a stream may hold; a stream names its own by its place here.
+# The types of numbers in a stream, which stores the index in this list.
 KINDS = tuple(np.dtype(kind) for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"))
 NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")
 PAGE = 1 << 23  # numbers in one page
-CHUNK = 2 * PAGE  # numbers in one chunk, the most that pcodec takes
-CLASSIC = 0  # how a chunk starts that uses none of pcodec's transforms
+CHUNK = 2 * PAGE  # numbers in one chunk, pcodec's maximum
+CLASSIC = 0  # the start of a chunk without any of pcodec's transforms
 LEVEL = 12  # as many bins as there are codes: decoding is as fast with few
 
 
@@ -53,7 +53,7 @@ def varint(number: int) -> bytes:
 
 @functools.cache
 def _file() -> tuple[Any, Any]:
-    """The coder and the decoder; pcodec's own file header says only its version, which ours implies."""
+    """The coder and the decoder; pcodec's own file header has only its version, which ours implies."""
     coder = FileCompressor()
     return coder, FileDecompressor.new(coder.write_header())[0]
 
@@ -83,7 +83,7 @@ def stream(values: Array) -> bytes:
 
 
 class Reader:
-    """Walks through bytes; every step is checked."""
+    """Reads bytes in order, with checks at every step."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0
@@ -107,7 +107,7 @@ class Reader:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
 
     def stream(self, most: int) -> Array:
-        """The numbers of a stream; more than `most` of them are refused before room is made."""
+        """The numbers of a stream; more than `most` of them are refused before memory is allocated."""
         count = self.varint()
         if count > most:
             raise DamagedError(f"a stream of {count} numbers where at most {most} can be")
@@ -122,7 +122,7 @@ class Reader:
             _fill(out, body, NAMES[kind])
         except DamagedError:
             raise
-        except BaseException as error:  # a panic of the Rust side is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise DamagedError(f"a stream cannot be decoded ({type(error).__name__})") from None

@@ -1,9 +1,9 @@
-"""What rows and columns say about a pruned matrix: which places are likely kept, and how large the kept codes are.
+"""Classes of rows and columns that predict a pruned matrix: which places are kept, and how large the codes are.
 
 A row i gets a small integer a_i, a column j a b_j; places with the same level a_i + b_j are alike and share one
 stream. For the mask this is the additive model logit P(kept) = α_i + β_j on a grid; for the values log|code| ≈ ρ_i +
-γ_j. PINS leaves masks whose rows and columns differ widely, so this pays; a random mask has one level and costs
-nothing. Only coding time and size depend on how well the classes fit: any classes decode exactly.
+γ_j. PINS leaves masks whose rows and columns differ widely, so this saves space; a random mask has one level and costs
+nothing. Coding time and size depend on how well the classes fit, but any classes decode exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Classes:
 
 
 def flat(rows: int, columns: int) -> Classes:
-    """Every place alike."""
+    """One class for all."""
     return Classes(np.zeros(rows, np.uint8), np.zeros(columns, np.uint8))
 
 
@@ -77,7 +77,7 @@ def logits(kept: Array, rounds: int = 6) -> tuple[Array, Array]:
 
 
 def mask_classes(kept: Array) -> Classes:
-    """The classes with which the mask takes the fewest bytes, side information included; flat where none pay."""
+    """The classes with which the mask takes the fewest bytes, including the classes; flat if none save space."""
     rows, columns = kept.shape
     best = flat(rows, columns)
     size, ones = kept.size, int(kept.sum())
@@ -115,7 +115,7 @@ def value_classes(codes: Array, row: Array, column: Array, shape: tuple[int, int
 
 
 def _worth_fitting(kept: Array, ones: int) -> bool:
-    """Whether the counts of rows or columns vary beyond what chance would make of equal ones."""
+    """Whether the counts of rows or columns vary more than by chance."""
     density = ones / max(kept.size, 1)
     if not 0 < density < 1 or kept.size < 512:
         return False
@@ -127,7 +127,7 @@ def _worth_fitting(kept: Array, ones: int) -> bool:
 
 
 def _grid(values: Array, step: float) -> Array:
-    """Steps of a grid counted from the smallest; the far ends are clipped to what a class may be."""
+    """Grid steps counted from the smallest, clipped to the range of classes."""
     places = np.round(values / step).astype(np.int64)
     low = max(int(np.median(places)) - MOST // 2, int(places.min()))
     classes: Array = (np.clip(places, low, low + MOST - 1) - low).astype(np.uint8)
@@ -135,7 +135,7 @@ def _grid(values: Array, step: float) -> Array:
 
 
 def _means(values: Array, index: Array, count: int, doubt: float) -> Array:
-    """The mean of each group, drawn to the mean of all by `doubt` imagined members."""
+    """The mean of each group, shrunk towards the overall mean by `doubt` imaginary members."""
     sums = np.bincount(index, values, minlength=count)
     sizes = np.bincount(index, minlength=count)
     means: Array = (sums + doubt * values.mean()) / (sizes + doubt)
@@ -143,7 +143,7 @@ def _means(values: Array, index: Array, count: int, doubt: float) -> Array:
 
 
 def _mask_bytes(kept: Array, classes: Classes) -> float:
-    """What the mask would take: the entropy of each level's stream and the classes."""
+    """The bytes of the mask: the entropy of each level's stream, and the classes."""
     a, b = classes.rows.astype(np.int64), classes.columns.astype(np.int64)
     by_column = np.zeros((int(b.max()) + 1, kept.shape[0]))
     for group in range(by_column.shape[0]):

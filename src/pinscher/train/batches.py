@@ -1,4 +1,4 @@
-"""Which examples make up a batch, in which order, and how many of their labels count."""
+"""The examples of each batch, their order, and how many of their labels count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EpochSampler(Sampler[int]):
     Args:
         rows: how many examples there are.
         seed: another seed, another order.
-        lengths: tokens of each example; then examples of like length share a group, which saves padding.
+        lengths: tokens of each example; if given, examples of similar length share a group, which saves padding.
         group: how many examples are trained on together (batch * accumulation * processes).
     """
 
@@ -62,13 +62,13 @@ class EpochTeller(TrainerCallback):
 
 
 def counted(batch: Mapping[str, Any], kind: str) -> int:
-    """How many labels a loss of this kind is the mean over.
+    """How many labels a loss of this kind averages over.
 
     A sum of micro-batch means weighted by this is the mean over the whole batch, for every head.
     """
     labels = batch.get("labels")
     if kind == "causal-lm" and labels is not None:
-        labels = labels[:, 1:]  # the first token is nobody's next word
+        labels = labels[:, 1:]  # the first token is never predicted
     if labels is not None and not labels.is_floating_point() and kind not in ("regression", "spans"):
         return int((labels != IGNORED).sum())
     return len(next(value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0))
@@ -85,7 +85,7 @@ def calibration_batches(rows: Any, collate: Any, number: int, size: int, seed: i
 
 
 def kind_of(model: Any) -> str | None:
-    """What a transformers model's outputs are, from its class; None for a class that is none of ours."""
+    """The kind of a transformers model's outputs, from its class; None for an unknown class."""
     name = type(model).__name__
     families = {
         "tokens": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,

@@ -1,4 +1,4 @@
-"""Checkpoints without pickle that are whole or not there: one safetensors file and one JSON file in a folder.
+"""Atomic checkpoints without pickle: one safetensors file and one JSON file in a folder.
 
     checkpoint.save(folder, model=model.state_dict(), optimizer=optimizer.state_dict(), pruner=pruner.state_dict())
     state = checkpoint.load(folder)
@@ -25,7 +25,7 @@ from pinscher.train.checksums import DamagedError
 
 TENSORS, VALUES = "state.safetensors", "state.json"
 FORMAT = 1
-CHECKED = "checked"  # says that the folder was written with checksums; earlier versions wrote none
+CHECKED = "checked"  # marks a folder that was written with checksums; earlier versions wrote none
 
 
 def save(folder: str | os.PathLike[str], **states: Any) -> Path:
@@ -41,7 +41,7 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 
 
 def write(folder: Path, **states: Any) -> None:
-    """The same into a folder as it is, for one that `whole` gave; the checksums are the caller's to write."""
+    """The same into an existing folder, one given by `whole`; the caller writes the checksums."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps({"format": FORMAT, CHECKED: True, "states": plain(states, tensors)})
     # Copies of their own: safetensors refuses tensors that share memory.
@@ -119,7 +119,7 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def plain(value: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
-    """JSON for a nested value; tensors go to `tensors`, as they are, and leave a reference behind."""
+    """JSON for a nested value; tensors are put into `tensors` unchanged and replaced by a reference."""
     if isinstance(value, Tensor):
         name = f"{len(tensors)}{place}"  # the number keeps keys that hold slashes apart
         tensors[name] = value
@@ -137,7 +137,7 @@ def plain(value: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
 
 
 def restored(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `plain` was given."""
+    """The inverse of `plain`."""
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]

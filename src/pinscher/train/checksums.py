@@ -1,8 +1,8 @@
 """The checksums of a checkpoint: one file that lists the size and the hash of every other file of the folder.
 
-Disks and copies flip bits. A checkpoint is hashed when it is written and again before anything of it is loaded, so that
-a run never continues from other weights than it saved. A finished model's are in its run's result.json: its folder is
-anybody's.
+Disks and copies flip bits. A checkpoint is hashed when it is written and again before anything of it is loaded, so a
+run never continues from weights other than it saved. Those of a finished model are in the run's result.json, because
+its folder is an ordinary model folder.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pinscher.errors import InputError
 
 NAME = "checksums.json"
 FORMAT = 1
-CHUNK = 1 << 20  # bytes in memory at a time: checkpoints can be larger than it
+CHUNK = 1 << 20  # bytes read at a time: checkpoints can be larger than memory
 
 
 class DamagedError(InputError):
-    """A file is not what was written; the sentence names the file and what is wrong."""
+    """A file differs from what was written; the message names the file and the damage."""
 
 
 def write(folder: Path) -> None:
-    """Hashes every file of a folder."""
+    """Writes the checksums of a folder's files."""
     (folder / NAME).write_text(json.dumps(manifest(folder), indent=1) + "\n")
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """What `write` writes, as plain data."""
+    """The checksums as plain data."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     listed = {path.relative_to(folder).as_posix(): _described(path) for path in files}
     return {"format": FORMAT, "files": listed}

@@ -1,7 +1,7 @@
 """RunConfig: one run as a plain value. Every field is a flag of `pinscher prune` and a key of its YAML file.
 
-It is put together from small configs, each of which declares its settings once: what they are for, their default, and
-which values they take. A new setting is one field here, or in `DataConfig`, `PruningSettings` or `TeacherConfig`, and
+It is composed of small configs, each of which declares its settings once: their help text, their default and the
+values they take. A new setting is one field here, or in `DataConfig`, `PruningSettings` or `TeacherConfig`, and
 the code that uses it.
 """
 
@@ -78,7 +78,7 @@ class TrainingConfig:
     )
     lr_rewinds: int = setting(
         0,
-        "Return the learning rate to its peak this often while the model is pruned.",
+        "Number of times the learning rate returns to its peak while the model is pruned.",
         group="Training",
         takes=dataclasses.replace(NOT_NEGATIVE, most=1e4),
     )
@@ -116,7 +116,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class RunTeacher(TeacherConfig):
-    """Who teaches the model."""
+    """The teacher of the model."""
 
     teacher: str | None = setting(
         None, "Teacher of knowledge distillation; by default a dense run is made first.", group="Training"
@@ -131,7 +131,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     overwrite: bool = setting(False, "Replace the run that is in the output folder.", group="Run")
     recipe: str | None = setting(
         None,
-        "Named settings: best/…, or a cell of the paper, for example paper/rte-80; list shows all, none takes none.",
+        "Named settings: best/…, or a cell of the paper such as paper/rte-80; list shows all, none switches them off.",
         group="Run",
     )
     budget: str | None = setting(
@@ -151,18 +151,18 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     )
     dense_steps: int | None = setting(
         None,
-        "Optimiser steps of the dense run that comes first; by default as many as the pruning has, or the budget's.",
+        "Optimiser steps of the dense run that comes first; by default as many as for pruning, or by the budget.",
         group="Run",
         takes=COUNT,
     )
     dense_learning_rate: float | None = setting(
         None,
-        "Peak learning rate of the dense run that comes first; by default that of a dense run alone.",
+        "Peak learning rate of the dense run that comes first; by default as for a dense run alone.",
         group="Run",
         takes=RATE,
     )
     baseline: bool = setting(False, "Also fine-tune densely with the same settings, and compare.", group="Run")
-    seed: int = setting(42, "Seed of everything random.", group="Run", takes=SEED)
+    seed: int = setting(42, "Random seed.", group="Run", takes=SEED)
     select: str = setting(
         "final",
         "Which model is the result: the final one, or the best at the target sparsity.",
@@ -188,7 +188,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
             raise InputError("--teacher is for --objective knowledge-distillation.")
 
     def _check_training(self) -> None:
-        """Settings that do not go together, or not with the method."""
+        """Refuses settings that do not go together, or not with the method."""
         self.check_mix()
         if self.average and not self.is_dense:
             self._check_average()
@@ -212,7 +212,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
                 raise InputError(f"--average does not go with {what}.")
 
     def _check_pruning(self) -> None:
-        """The method's options, the pattern, and whether the schedule fits any run; the plan knows how many steps."""
+        """Checks the method's options, the pattern, and whether the schedule fits any number of steps."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pruner warns, when there is one
             if self.target_size is None:
@@ -225,7 +225,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
                 raise _sentence(error) from None
 
     def _check_shards(self) -> None:
-        """What cannot be done while no process holds a whole matrix."""
+        """Refuses what cannot be done while no process holds a whole matrix."""
         kind = None if self.method == DENSE else CRITERIA[self.method]
         for wrong, what, instead in (
             (kind is not None and kind.unshardable is not None, f"--method {self.method}", "choose another one"),
@@ -259,7 +259,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
         return Path(self.output or f"runs/{self.task}-{name}")
 
     def pruning(self, total_steps: int) -> PruningConfig | None:
-        """The pruner's part of it, for a run of `total_steps`; None for a dense run."""
+        """The pruner's settings for a run of `total_steps`; None for a dense run."""
         if self.is_dense:
             return None
         told = settings.values(self, PruningSettings)
@@ -277,7 +277,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
 
     @property
     def teaching(self) -> TeacherConfig:
-        """The teacher's part of it; a dense run has no teacher."""
+        """The teacher's settings; a dense run has no teacher."""
         told = settings.values(self, TeacherConfig)
         return TeacherConfig(**(told | {"objective": "empirical-risk"} if self.is_dense else told))
 
@@ -306,7 +306,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
 
     @classmethod
     def settings_of(cls, path: str | Path) -> dict[str, Any]:
-        """The settings that a YAML file gives: the file itself, or what stands under `run` in a run's config.yaml."""
+        """The settings in a YAML file: the whole file, or the part under `run` of a run's config.yaml."""
         try:
             data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

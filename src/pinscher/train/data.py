@@ -1,7 +1,7 @@
-"""From a task and the user's wishes to the rows for training, validation and test.
+"""Finds, reads and splits a task's rows for training, validation and test.
 
-Selection is honest: the original development sets are only ever the test, and the validation set, by which a teacher or
-a model is chosen, is split off the training rows unless there is one of its own.
+The original development sets are only used for testing. The validation set, which chooses a teacher or a model, is
+split off the training rows unless the user gives one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pinscher.train import formats
 from pinscher.train.tasks.task import UNLABELLED, Task
 
 TEST_FRACTION = 0.1
-TEST_SEED = 0  # never the user's: runs with other seeds are compared on the same test
+TEST_SEED = 0  # fixed, so that runs with different seeds have the same test rows
 
-# What files of a split are called besides the split's own name. One shard of a hub's Parquet counts as the split.
+# Names of a split's files besides the split's own name. A single shard of a hub's Parquet counts as the split.
 ALIASES = {
     "train": ("trainset", "eng.train", "msr_paraphrase_train", "train-v*", "*-train"),
     "validation": ("valid", "dev", "devset", "eng.testa", "dev-v*", "*-dev", "*-validation"),
@@ -38,14 +38,14 @@ ALIASES = {
     "validation_mismatched": ("dev_mismatched",),
     "test": ("testset", "testset_w_refs", "eng.testb", "msr_paraphrase_test", "testdata_with_lex", "*-test"),
 }
-# Benchmarks ship these side by side, and only the second will do: E2E's test with its references; MRPC's training rows
-# without those of dev.tsv.
+# Benchmarks ship both, and only the second is right: E2E's test set with its references; MRPC's training rows without
+# those of dev.tsv.
 BETTER = {"testset": "testset_w_refs", "msr_paraphrase_train": "train", "msr_paraphrase_test": "test"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the user's rows are; nothing: they come with the package or from the hub."""
+    """Where the user's rows are; if empty, they come with the package or from the hub."""
 
     data: str | None = None
     train_file: str | None = None
@@ -55,14 +55,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows to train on, to choose by and to report on.
+    """The rows for training, validation and testing.
 
     Args:
         train: None only where nothing is trained.
         validation: None only where nothing is trained.
         tests: the name of each test split -> its rows.
-        notes: sentences for people: what was split off, how many rows were dropped.
-        fingerprint: of all rows as read, before any is split off: the same on any machine, whatever the seed.
+        notes: sentences for the user: what was split off, how many rows were dropped.
+        fingerprint: a hash of all rows as read, before splitting: the same on any machine and for any seed.
     """
 
     train: Dataset | None
@@ -74,7 +74,7 @@ class Splits:
 
 @dataclass
 class _Found:
-    """The splits that a source has: rows, and how to call their place in messages."""
+    """The splits that a source has: rows, and the name of their place in messages."""
 
     train: tuple[Dataset, str] | None = None
     validation: tuple[Dataset, str] | None = None
@@ -95,13 +95,13 @@ def load(
     """Reads, checks and splits a task's rows.
 
     Args:
-        task: says which splits are trained on and tested on, and what rows must look like.
+        task: names the splits for training and testing, and checks rows.
         source: where they are.
-        validation_fraction: part of the training rows that becomes the validation set where there is no other.
+        validation_fraction: part of the training rows that becomes the validation set if there is no other.
         rows: maximum number of training rows, the validation set included.
         seed: of the order in which training rows are picked.
-        training: where False there may be no training rows, and test rows may lack labels.
-        only: the test split that must be there; no other takes its place.
+        training: if False, there may be no training rows, and test rows may lack labels.
+        only: the test split that must exist; no other replaces it.
 
     Raises:
         InputError: one sentence that names the file or split and says what to do.
@@ -230,13 +230,13 @@ def _choose(
 
 
 def _no_split(split: str, place: str, known: Iterable[str]) -> InputError:
-    """`train` and `validation` are always known: they are the rows that a run trains on and chooses by."""
+    """`train` and `validation` always exist: they are the rows that a run trains on and validates on."""
     names = list(dict.fromkeys(["train", "validation", *known]))
     return InputError(f"{place} has no split {split!r}.{did_you_mean(split, names)} Known: {', '.join(names)}.")
 
 
 def _match(split: str, names: Sequence[str], place: str) -> str | None:
-    """The one file or split that is called like this split."""
+    """The file or split with the name of this split."""
     patterns = (split, *ALIASES.get(split, ()))
     stems = {name: sub(r"-00000-of-00001$", "", (formats.split_name(name) or (name.lower(),))[0]) for name in names}
     hits = [name for name in names if any(fnmatchcase(stems[name], pattern) for pattern in patterns)]
@@ -305,7 +305,7 @@ def _order(count: int, seed: int) -> np.ndarray:
 
 
 def _cut(rows: Dataset, order: np.ndarray, fraction: float, where: str, name: str) -> tuple[Dataset, Dataset]:
-    """The rows named by `order` in two: what remains, and the fraction (at least a row) that is split off."""
+    """Divides the rows of `order`: the remaining ones, and the fraction (at least one row) that is split off."""
     count = max(1, int(len(order) * fraction + 0.5))
     if count >= len(order):
         raise InputError(
@@ -332,7 +332,7 @@ def _fingerprint(splits: Mapping[str, Dataset | None]) -> str:
 
 
 def _overlaps(task: Task, train: Dataset, tests: Mapping[str, Dataset]) -> list[str]:
-    """How many test rows the training set gives away: those with the same inputs, whatever their labels."""
+    """How many test rows are also in the training set: those with the same inputs, whatever their labels."""
     present = train.column_names
     inputs = [column for column in task.columns[:-1] if column in present] or present[:-1]
     seen = set(_digests(train, inputs))

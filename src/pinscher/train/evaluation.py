@@ -1,4 +1,4 @@
-"""What a model says to a task's rows, and how good that is. Used on the test set, by the command and by runs."""
+"""Answers a task's rows with a model and scores the answers; used by `pinscher eval` and by runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def answer(
     batch_size: int = 64,
     features: Dataset | None = None,
 ) -> list[Any]:
-    """What the model says to each row; the rows' features need not be made anew each time."""
+    """The model's answer to each row; features that exist already can be passed."""
     features = task.features(rows, tokenizer, labels, training=False) if features is None else features
     if task.generates:
         return task.generate(model, tokenizer, features, batch_size)
@@ -52,12 +52,12 @@ def answer(
 
 
 def without_gradients(model: Any) -> Any:
-    """Inference mode; but FSDP2 would keep what it makes there, and training may not write to such tensors."""
+    """Inference mode; no_grad for FSDP2, which keeps tensors that training has to write to later."""
     return torch.no_grad() if is_managed(model) else torch.inference_mode()
 
 
 def outputs_of(model: Any, features: Dataset, collate: Any, batch_size: int, kind: str) -> Outputs:
-    """The logits for each feature, computed in batches of like length."""
+    """The logits for each feature, computed in batches of similar length."""
     table = features.to_list()
     order = sorted(range(len(table)), key=lambda i: len(table[i]["input_ids"]))
     found: list[Any] = [None] * len(table)

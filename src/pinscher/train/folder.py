@@ -1,4 +1,4 @@
-"""What a run writes about itself into its folder, in the terms of its plan: settings, data, versions, result.
+"""Reads and writes what a run records in its folder: settings, data, versions, result.
 
 RunFolder knows the files; this module knows RunConfig, Plan and Result.
 """
@@ -19,7 +19,6 @@ import datasets
 import numpy as np
 import torch
 import transformers
-from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from pinscher import __version__
@@ -31,19 +30,19 @@ from pinscher.train import checksums
 from pinscher.train.checksums import DamagedError
 from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.plan import PLACES, Plan
-from pinscher.train.processes import processes
+from pinscher.train.processes import agreed, processes
 
 WEIGHTS = (".safetensors", ".bin")  # files of weights
-# What may be different when a run is resumed: places, whose content is checked, and what does not touch the training.
+# Settings that may differ when a run is resumed: paths, whose content is checked, and what does not affect training.
 MAY_CHANGE = (*PLACES, "output", "overwrite", "export", "recipe", "report_to")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. Scores are percent, on the test set.
+    """The result of a run. Scores are in percent, on the test set.
 
-    `model`, `tokenizer` and `dense_model` are there only if this process has just made them: they are not written to
-    result.json. A sharded model is never among them.
+    `model`, `tokenizer` and `dense_model` are set only in the process that has just made them: result.json does not
+    hold them. A sharded model is never set.
     """
 
     folder: Path
@@ -53,9 +52,9 @@ class Result:
     dense: dict[str, float] | None
     sparsity: float
     steps: int
-    seconds: float  # of training and testing, over all sittings
+    seconds: float  # of training and testing, in total over interruptions
     validation: dict[str, float] = field(default_factory=dict)  # the final model on the validation rows
-    asked_to_stop: bool = False  # too late to interrupt this run, but nothing else should start
+    asked_to_stop: bool = False  # too late to interrupt this run, but no other should start
     model: Any = field(default=None, repr=False, compare=False)  # the finished model, on the CPU, in evaluation mode
     tokenizer: Any = field(default=None, repr=False, compare=False)
     dense_model: Any = field(default=None, repr=False, compare=False)  # the baseline's
@@ -72,16 +71,9 @@ class Result:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Holds a run folder for all processes that train together: the first locks it, and all raise if it cannot."""
+    processes()  # joins them
     with contextlib.ExitStack() as stack:
-        said: list[str | None] = [None]
-        if processes().is_main_process:
-            try:
-                stack.enter_context(folder.locked())
-            except InputError as error:
-                said = [str(error)]
-        broadcast_object_list(said)
-        if said[0] is not None:
-            raise InputError(said[0])
+        agreed(lambda: stack.enter_context(folder.locked()))
         yield
 
 
@@ -111,7 +103,7 @@ def start(plan: Plan, asked: RunConfig, sites: Sequence[Site], folder: RunFolder
 
 
 def _described(site: Site) -> dict[str, Any]:
-    """A prunable matrix for readers that do not have the model's code."""
+    """Describes a prunable matrix for readers that do not have the model's code."""
     return {
         "tensor": f"{site.name}.weight" if site.parameter == "weight" else site.name,
         "block": site.block,
@@ -123,7 +115,7 @@ def _described(site: Site) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """What the last bits of a result depend on, besides the settings."""
+    """Versions and numbers that the last bits of a result depend on, besides the settings."""
     return {
         "pinscher": __version__,
         "torch": str(torch.__version__),
@@ -137,7 +129,7 @@ def versions() -> dict[str, Any]:
 
 
 def check_same(plan: Plan, folder: RunFolder, console: Console) -> None:
-    """Refuses to resume with other settings, data or models; notes what may change the last bits of the result."""
+    """Refuses to resume with other settings, data or models; prints what may change the last bits of the result."""
     known = folder.read_config()
     _check_settings(plan.config, known, folder)
     _check_weights(plan.config, known, folder)
@@ -154,9 +146,9 @@ def check_same(plan: Plan, folder: RunFolder, console: Console) -> None:
 
 
 def fingerprints(config: RunConfig) -> dict[str, str]:
-    """A short hash of every setting that a resumed run must have as it was; by them an edited setting is found out.
+    """A short hash of every setting that must not change when a run is resumed, to detect edits.
 
-    A dense run ignores how others are pruned.
+    A dense run ignores the settings of pruning.
     """
     ignored = {f.name for f in dataclasses.fields(config) if config.is_dense and f.metadata["group"] == "Pruning"}
     told = {name: value for name, value in config.to_dict().items() if name not in {*MAY_CHANGE, *ignored}}
@@ -164,7 +156,7 @@ def fingerprints(config: RunConfig) -> dict[str, str]:
 
 
 def weights(config: RunConfig) -> dict[str, str]:
-    """What tells the model and the teacher of a run from others: a hash of the files in a folder, the id on the hub."""
+    """The identity of a run's model and teacher: a hash of the files in a folder, or the id on the hub."""
     places = {name: getattr(config, name) for name in ("model", "teacher")}
     return {name: _identity(place) for name, place in places.items() if place is not None}
 
@@ -180,7 +172,7 @@ def _identity(model: str) -> str:
 def _check_weights(config: RunConfig, known: Mapping[str, Any], folder: RunFolder) -> None:
     """Refuses to resume with another model or teacher than the run was started with. A folder may have moved.
 
-    Runs of earlier versions did not note them and are resumed as they are.
+    Runs of earlier versions did not record them and are resumed without this check.
     """
     started = known.get("weights") or {}
     now = weights(config) if started else {}
@@ -198,9 +190,9 @@ def _fingerprint(value: Any, size: int = 4) -> str:
 
 
 def _check_settings(config: RunConfig, known: Mapping[str, Any], folder: RunFolder) -> None:
-    """Refuses to resume with other settings: the optimiser's state brings back some of the old ones, but not all.
+    """Refuses to resume with other settings: the optimiser's state would restore some of the old ones, but not all.
 
-    Runs of earlier versions have no fingerprints and are resumed as they are.
+    Runs of earlier versions have no fingerprints and are resumed without this check.
     """
     started = known.get("started") or {}
     for name, now in fingerprints(config).items():
@@ -214,8 +206,8 @@ def _check_settings(config: RunConfig, known: Mapping[str, Any], folder: RunFold
 
 
 def check_unedited(folder: RunFolder) -> None:
-    """Refuses a run whose config.yaml was edited. A dense run's settings are made from those of the run around it, so
-    an edited one would be ignored.
+    """Refuses a run whose config.yaml was edited. A dense run's settings are derived from those of the run around it,
+    so edits would be ignored.
     """
     _check_settings(config_of(folder.path), folder.read_config(), folder)
 
@@ -232,7 +224,7 @@ def config_of(folder: str | Path) -> RunConfig:
 
 
 def write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]) -> None:
-    """Writes result.json; of several processes the first does."""
+    """Writes result.json, on the first process."""
     if not processes().is_main_process:
         return
     data = {
@@ -260,23 +252,23 @@ def write_result(result: Result, plan: Plan, splits: dict[str, dict[str, float]]
 
 
 def check_model(folder: RunFolder) -> None:
-    """Compares the model of a finished run with what was saved; earlier versions left no checksums to compare with.
+    """Compares the model of a finished run with its checksums, which earlier versions did not write.
 
-    Of several processes the first looks, and all raise.
+    The first process looks, and all raise.
 
     Raises:
         DamagedError: with the file and what is wrong with it.
     """
-    said: list[str | None] = [None]
-    if processes().is_main_process:
+
+    def look() -> None:
         try:
             if (manifest := folder.read_result().get("checksums")) is not None:
                 checksums.compare(folder.model, manifest, folder.result)
         except InputError as error:
-            said = [str(error)]
-    broadcast_object_list(said)
-    if said[0] is not None:
-        raise DamagedError(said[0])
+            raise DamagedError(str(error)) from None
+
+    processes()  # joins them
+    agreed(look)
 
 
 def read_result(folder: str | Path) -> Result:
@@ -306,7 +298,7 @@ def read_result(folder: str | Path) -> Result:
 
 
 def _is_sound(result: Result) -> bool:
-    """Whether what was read from a result.json has the types that its users rely on."""
+    """Whether the contents of a result.json have the right types."""
     tables = [result.scores, result.validation, *([] if result.dense is None else [result.dense])]
     numbers = [result.sparsity, result.steps, result.seconds]
     if not all(isinstance(table, dict) for table in tables):

@@ -1,4 +1,4 @@
-"""One file to rows: JSON, CSV, TSV and Parquet. What a benchmark ships besides is read by its task (`Task.reader`).
+"""Reads rows from a file: JSON, CSV, TSV and Parquet. A task may read further formats of its own (`Task.reader`).
 
 Rows come out with the column names and label ids of the Hugging Face version of each data set. Every failure is an
 InputError in one sentence that names the file, the line where there is one, and what to do.
@@ -25,8 +25,8 @@ from pinscher.errors import InputError, first_line
 Columns = dict[str, list[Any]]
 Reader = Callable[[str, str], Columns]  # a file's text and its name for messages
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".conll", ".xml")
-CONLL_NAMES = ("eng.train", "eng.testa", "eng.testb")  # shipped without a suffix
-INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # no 007: that is a name; and never wider than 64 bits
+CONLL_NAMES = ("eng.train", "eng.testa", "eng.testb")  # files without a suffix
+INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # 007 is a name, not a number; at most 64 bits
 FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
@@ -63,7 +63,7 @@ def read(path: Path, own: Callable[[str], Reader | None] = lambda suffix: None) 
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """A file's name without its suffix and the suffix that says how to read it, lower case; None if it is no data."""
+    """A file's name without suffixes, and the suffix of its format, in lower case; None for any other file."""
     name = name.lower().removesuffix(".gz")
     if name in CONLL_NAMES:
         return name, ".conll"
@@ -109,14 +109,14 @@ def _dataset(columns: Columns, where: str) -> Dataset:
 def _parquet(content: bytes, where: str) -> Dataset:
     try:
         table = pq.read_table(io.BytesIO(content))
-        # What pandas adds for its index is no column of the data.
+        # The column that pandas adds for its index is not data.
         return Dataset(table.select([name for name in table.column_names if not name.startswith("__index_level_")]))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{where} is not a Parquet file ({first_line(error)}): fetch or write it again.") from None
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines as files have them: str.splitlines would also cut at characters that occur inside sentences."""
+    """The lines of a text; str.splitlines would also cut at characters that occur inside sentences."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
@@ -156,7 +156,7 @@ def _broken_json(error: Exception, where: str, line: int) -> InputError:
 
 
 def _columns(rows: Iterable[tuple[str, Any]], where: str) -> Columns:
-    """Rows, each with its place in the file, as columns; what a row lacks is None."""
+    """Rows, each with its place in the file, as columns; missing values are None."""
     columns: Columns = {}
     for count, (place, row) in enumerate(rows):
         if not isinstance(row, dict):
@@ -205,7 +205,7 @@ def _table(rows: Iterable[tuple[int, list[str]]], where: str) -> Columns:
 
 
 def _typed(values: list[str]) -> list[Any]:
-    """Numbers, if all that is there are numbers, and None where nothing is; else the text itself."""
+    """Numbers if all values are numbers, with None for empty ones; else the texts."""
     for pattern, kind in ((INT, int), (FLOAT, float)):
         if any(values) and all(not value or pattern.fullmatch(value) for value in values):
             return [kind(value) if value else None for value in values]

@@ -1,8 +1,8 @@
-"""Weights spread over the processes (FSDP2): how a Trainer's model is sharded. `storage` saves and loads it.
+"""Shards a Trainer's model over the processes (FSDP2). `storage` saves and loads it.
 
 Neither Accelerate nor the Trainer shards on a CPU (both silently fall back to DDP), so `fully_shard` is called here, on
 every block and on the whole model, and the Trainer is told that the model is already distributed. The rest of its loop
-stays: every process trains on its own batches, and FSDP2 averages the gradients.
+is unchanged: every process trains on its own batches, and FSDP2 averages the gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pinscher.prune import Pruner, PruningConfig, find_sites
 
 
 def mesh_over(device: torch.device, replicas: int = 1) -> DeviceMesh:
-    """All processes in a row, or replicas by shards. A process that was started alone becomes a group of one."""
+    """A mesh of all processes, or of replicas by shards. A single process becomes a group of one."""
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def mesh_over(device: torch.device, replicas: int = 1) -> DeviceMesh:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards every transformer block by itself, so that one at a time is gathered, and the rest with the model."""
+    """Shards every transformer block separately, so that one at a time is gathered, and the rest with the model."""
     modules = {clean_name(name): module for name, module in model.named_modules()}
     for block in dict.fromkeys(site.block for site in find_sites(model)):
         if block:

@@ -1,7 +1,7 @@
-"""How good the predictions are: pure functions, every score in percent but BLEURT's, gold scores exactly 100.
+"""Scores of predictions: pure functions, in percent (except BLEURT), exactly 100 for correct answers.
 
-Which official script a function follows, and on what that was checked, stands in its docstring. The library behind
-a metric is imported when it is called, so this module is cheap.
+Docstrings say which official script a function follows, and how that was checked. The library behind a metric is
+imported when the metric is called, so this module is cheap to import.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 Texts = Sequence[str]  # one for each input
-References = Sequence[Sequence[str]]  # the alternatives for each input: one or more, not always equally many
-METEOR_SECONDS = 1800  # only against hangs: E2E's test set takes half a minute
+References = Sequence[Sequence[str]]  # the references for each input: one or more, not always the same number
+METEOR_SECONDS = 1800  # a guard against hanging: E2E's test set takes half a minute
 
 
 def accuracy(said: ArrayLike, true: ArrayLike) -> float:
@@ -34,7 +34,7 @@ def accuracy(said: ArrayLike, true: ArrayLike) -> float:
 
 
 def f1(said: ArrayLike, true: ArrayLike) -> float:
-    """F1 of class 1 in percent; 0 where class 1 is neither said nor true."""
+    """F1 of class 1 in percent; 0 if class 1 occurs in neither."""
     from sklearn.metrics import f1_score
 
     found, gold = _columns(said, true)
@@ -42,7 +42,7 @@ def f1(said: ArrayLike, true: ArrayLike) -> float:
 
 
 def macro_f1(said: ArrayLike, true: ArrayLike) -> float:
-    """The plain mean of F1 over every class that is said or true, in percent."""
+    """The unweighted mean of F1 over all classes that occur, in percent."""
     from sklearn.metrics import f1_score
 
     found, gold = _columns(said, true)
@@ -142,7 +142,7 @@ def rouge_l(said: Texts, references: References) -> float:
     _check_texts(said, references)
     weight, total = 1.2**2, 0.0
     for text, alternatives in zip(said, references, strict=True):
-        words = text.split() or [""]  # there an empty text is one empty word
+        words = text.split() or [""]  # there, an empty text has one empty word
         golds = [reference.split() or [""] for reference in alternatives]
         common = [_common_length(words, gold) for gold in golds]
         precision = max(common) / len(words)
@@ -217,7 +217,7 @@ def bleurt(said: Texts, references: References, checkpoint: str) -> float:
     _check_texts(said, references)
     load = AutoModelForSequenceClassification.from_pretrained
     model, loaded = load(checkpoint, dtype=torch.float32, output_loading_info=True)
-    if model.config.num_labels != 1 or loaded["missing_keys"]:  # a random head would score in silence
+    if model.config.num_labels != 1 or loaded["missing_keys"]:  # a random head would be scored without an error
         raise ValueError(f"{checkpoint} is not a BLEURT checkpoint: it has no trained head with one output")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     longest = min(tokenizer.model_max_length, model.config.max_position_embeddings)
@@ -245,7 +245,7 @@ def e2e_scores(said: Texts, references: References) -> dict[str, float]:
     scores = {"bleu": bleu(said, references, lowercase=True), "rouge_l": rouge_l(found, golds)}
     try:
         value = meteor(found, golds)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:  # a run that has trained for hours must not end here
+    except (RuntimeError, subprocess.TimeoutExpired) as error:  # a run must not fail here after hours of training
         warnings.warn(f"METEOR could not be computed and is left out. {error}", stacklevel=2)
         return scores
     return scores if value is None else {**scores, "meteor": value}

@@ -1,4 +1,4 @@
-"""What a run will do, worked out before it starts: steps, schedule, matrices, memory, time."""
+"""The plan of a run, made before it starts: steps, schedule, matrices, memory, time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
 from pinscher.train.tasks import TASKS, Task
 
-SAMPLE = 256  # training rows in which unknown tokens are counted
-VALIDATION_ROWS = 1000  # more than this only costs time at every evaluation
-EXAMPLES = 30_000  # what a default run looks at
-EPOCHS = (3, 15)  # but no fewer and no more passes than these
+SAMPLE = 256  # training rows that are checked for unknown tokens
+VALIDATION_ROWS = 1000  # more would cost time at every evaluation
+EXAMPLES = 30_000  # of a default run
+EPOCHS = (3, 15)  # at least and at most, for a default run
 EVALUATIONS, SAVES = 30, 10
-PRUNED, TAUGHT = 1.1, 1.35  # what a step takes that ranks weights, or asks a teacher too, of one that does neither
+PRUNED, TAUGHT = 1.1, 1.35  # cost of a step with pruning, and with a teacher too, relative to a dense step
 SMALL = 512  # features: up to this, models are trained with higher learning rates (docs/results.md)
 # Learning rates: of small models (and for text), of others.
 DENSE_RATES = (1e-4, 5e-5)
@@ -40,7 +40,7 @@ PLACES = ("model", "teacher", "data", "train_file", "validation_file", "test_fil
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is known before the first step. `config` has no open questions any more."""
+    """Everything that is known before the first step. All settings of `config` are decided."""
 
     config: RunConfig
     task: Task
@@ -72,7 +72,7 @@ def task_of(config: RunConfig) -> Task:
 
 
 def make(config: RunConfig) -> Plan:
-    """Reads the data and decides what the configuration leaves open."""
+    """Reads the data and decides the settings that the configuration leaves open."""
     task = task_of(config)
     _check_reporters(config.report_to)
     tokenizer = pretrained.load_tokenizer(config.model)
@@ -93,7 +93,7 @@ def make(config: RunConfig) -> Plan:
 
 
 def splits_of(task: Task, config: RunConfig) -> data.Splits:
-    """The rows that a run trains on, chooses by and is tested on."""
+    """The training, validation and test rows of a run."""
     splits = data.load(
         task,
         data.Source(config.data, config.train_file, config.validation_file, config.test_file),
@@ -110,7 +110,7 @@ def splits_of(task: Task, config: RunConfig) -> data.Splits:
 
 
 def with_settings(plan: Plan, config: RunConfig) -> Plan:
-    """The plan of another run on the same model and data; nothing is read again."""
+    """The plan of another run on the same model and data, without reading anything again."""
     steps = total_steps(config, len(plan.train))
     return dataclasses.replace(plan, config=_decided(config, plan.task, steps), steps=steps)
 

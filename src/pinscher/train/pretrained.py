@@ -19,13 +19,13 @@ from pinscher.models.hub import load_weights, loading, locate, offline_if_unreac
 from pinscher.prune import find_sites
 from pinscher.train.tasks import Task
 
-WORD_STARTS = "▁Ġ"  # what marks the start of a word is no word
+WORD_STARTS = "▁Ġ"  # a mark of the start of a word is not a word
 MOST_UNKNOWN = 0.5  # of the tokens
 LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
 
 
 def load_tokenizer(model: str) -> Any:
-    """The model's tokenizer; one without a padding token pads with its end of text."""
+    """The model's tokenizer; without a padding token, it pads with the end-of-text token."""
     place = locate(model)
     with loading(model, "tokenizer"), _hub_if_needed(place):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
@@ -36,7 +36,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def _check_vocabulary(model: str, tokenizer: Any) -> None:
-    """Refuses a tokenizer without words, which AutoTokenizer makes where there are no files, or of another model."""
+    """Refuses an empty tokenizer, which AutoTokenizer makes if there are no files, and one of another model."""
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
     if all(word in special or not word.strip(WORD_STARTS) for word in vocabulary):
         raise InputError(
@@ -62,7 +62,7 @@ def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> No
 
     Args:
         model: its name, for the error.
-        tokenizer: that made the rows. One that works on bytes knows everything.
+        tokenizer: that made the rows. A byte-level one has no unknown tokens.
         rows: token ids of some training rows.
     """
     unknown, others = tokenizer.unk_token_id, set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
@@ -78,12 +78,12 @@ def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> No
 
 
 def max_tokens(model: str, tokenizer: Any) -> int:
-    """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
+    """How many tokens the model takes; its tokenizer may not know, or may allow more than the model's positions."""
     return int(min(tokenizer.model_max_length, max_positions(load_config(model))))
 
 
 def width(model: str) -> int:
-    """How many features a token has in the model; 0 where its configuration does not say."""
+    """The model's hidden size; 0 if its configuration does not say."""
     return int(getattr(load_config(model), "hidden_size", 0) or 0)
 
 
@@ -97,7 +97,7 @@ def load_config(model: str) -> Any:
 def load_model(
     model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False, *, trained: bool = False
 ) -> Any:
-    """The model with the head that the task needs, in fp32; `trained`: its own, a new one is refused."""
+    """The model with the head that the task needs, in fp32; with `trained`, a new head is refused."""
     place, config = locate(model), load_config(model)
     settings: dict[str, Any] = {"dtype": torch.float32}
     heads = 1 if task.kind == "regression" else len(labels)
@@ -110,8 +110,8 @@ def load_model(
     if task.kind == "regression":
         settings["problem_type"] = "regression"
     elif task.kind == "classes" and heads > 1 and getattr(config, "problem_type", None) is None:
-        # What the first batch with labels would write into the configuration. A run that is resumed after its last
-        # step sees no batch any more, and must save the same.
+        # The first batch with labels would write this into the configuration. A run that is resumed after its last
+        # step sees no batch, and must save the same.
         settings["problem_type"] = "single_label_classification"
     with _hub_if_needed(place):
         kind = getattr(transformers, task.architecture)
@@ -127,18 +127,18 @@ def load_model(
 
 
 def _on_new_head(kind: Any, model: str, settings: dict[str, Any]) -> Any:
-    """A stored model's body under a fresh head: of a quantized file, transformers loads a head only as it was."""
+    """A stored model's body with a new head; from a quantized file, transformers loads only the original head."""
     stored, _ = load_weights(class_of(load_config(model), model), model, dtype=settings["dtype"])
     labels = {name: value for name, value in settings.items() if name not in ("dtype", "ignore_mismatched_sizes")}
     config = transformers.AutoConfig.from_pretrained(locate(model), **labels)
     del config.quantization_config
     fresh = kind.from_config(config, dtype=settings["dtype"])
-    fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # a pooler may be only in one
+    fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # one may lack a pooler
     return fresh
 
 
 def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
-    """A peft model with an adapter on every prunable matrix; a head that is no language model's trains as a whole."""
+    """A peft model with an adapter on every prunable matrix; any head but a language model's is trained in full."""
     try:
         import peft
     except ImportError:
@@ -148,7 +148,7 @@ def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
     except ValueError as error:
         raise InputError(f"there is nothing to prune in {type(model).__name__}: {error}") from None
     smallest = min(sites, key=lambda site: min(site.shape))
-    if rank > min(smallest.shape):  # an adapter could be everything that the matrix is, and need more memory
+    if rank > min(smallest.shape):  # a larger adapter would have more weights than the matrix
         raise InputError(
             f"--lora-rank {rank} is more than the rank of {smallest.name}, which is {smallest.shape[0]} × "
             f"{smallest.shape[1]}: give at most {min(smallest.shape)}."
@@ -162,7 +162,7 @@ def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
         modules_to_save=None if kind.endswith("-lm") else heads,
         fan_in_fan_out=any(site.transposed for site in sites),
     )
-    with warnings.catch_warnings():  # what peft still calls by an old name is not the user's concern
+    with warnings.catch_warnings():  # peft uses an old name of transformers
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         return peft.get_peft_model(model, settings)
 
@@ -172,26 +172,26 @@ def _hub_if_needed(place: str) -> AbstractContextManager[None]:
 
 
 def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) -> None:
-    """A head that is not in the file would be scored at random."""
+    """Refuses a model whose head is not in the file: a random one would be scored."""
     absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
     if absent:
         raise InputError(f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}.")
 
 
 def label_names(model: str) -> list[str]:
-    """What a checkpoint calls its classes; none if it only counts them."""
+    """The names of a checkpoint's classes; empty if it only numbers them."""
     config = load_config(model)
     named = [config.id2label[i] for i in range(config.num_labels)]
     return [] if all(name.startswith("LABEL_") for name in named) else named
 
 
 def plain(label: str) -> str:
-    """A label without case and separators: NOT_ENTAILMENT and not-entailment are one."""
+    """A label without case and separators: NOT_ENTAILMENT and not-entailment are the same."""
     return re.sub(r"[\W_]", "", label.lower())
 
 
 def check_order(teacher: str, labels: Sequence[str]) -> None:
-    """Refuses a teacher that counts the classes in another order than the student."""
+    """Refuses a teacher whose classes are in another order than the student's."""
     named = label_names(teacher) if labels else []
     if named and [plain(name) for name in named] != [plain(label) for label in labels]:
         raise InputError(
@@ -213,7 +213,7 @@ def check_same_shape(start: str, model: str) -> None:
 
 
 def _check_head(model: str, config: Any, wanted: int, new_head: bool, trained: bool) -> None:
-    """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
+    """Refuses a fine-tuned head with another number of labels, unless it is to be replaced."""
     architecture = (config.architectures or [""])[0]
     if "For" not in architecture or new_head:
         return  # a bare encoder

@@ -1,4 +1,4 @@
-"""The state of all random number generators, of every process, as plain data."""
+"""The states of all random number generators of all processes, as plain data."""
 
 from __future__ import annotations
 

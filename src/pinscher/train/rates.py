@@ -1,7 +1,7 @@
 """A learning rate that goes back to its peak while a model is pruned (Renda et al. 2020; oBERT's recipes).
 
-After each cut into the model the rate is high enough to repair it; in the cool-down it falls to 0 once more. The rate
-is a pure function of t, so a resumed run goes on exactly.
+After each pruning the rate is high enough for recovery; in the cool-down it falls to 0 for the last time. The rate is
+a pure function of t, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 
-FLOOR = 0.1  # what a cycle that is not the last one falls to
+FLOOR = 0.1  # where every cycle but the last one ends
 
 
 def rewound(total: int, warmup: int, starts: Sequence[int]) -> Callable[[int], float]:

@@ -1,15 +1,15 @@
-"""Named settings: `best/…`, ours, and `paper/…`, every cell of the paper's tables.
+"""Named settings: `best/…` are our own, `paper/…` are the cells of the paper's tables.
 
-`best/BUDGET` is what `pinscher prune` does where nothing else is asked for: fine-tune densely, then prune that model
-while it learns from itself as it was, logits and hidden states (docs/prune.md).
+`best/BUDGET` is the default of `pinscher prune`: fine-tune densely, then prune that model while it learns from the
+logits and hidden states of the dense one (docs/prune.md).
 
 The paper states the learning rate, the schedule and the batch sizes it searched; the reference script gives RTE, and
 PLATON's scripts the epochs, warm-up and cool-down of the other tasks. A cell is MODEL x TASK x SPARSITY;
 `paper/TASK-SPARSITY` is BERT-base (data-to-text: GPT-2), `paper/minilm/…` and `paper/electra/…` the other two models.
-A name without its sparsity (`paper/rte`) leaves that open.
+A name without a sparsity (`paper/rte`) leaves it open.
 
 The scripts count warm-up and cool-down in steps of their own batch size. With another batch size they are scaled, so
-that pruning starts and ends after as many examples.
+that pruning starts and ends after the same number of examples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEDULES: dict[str, tuple[int, int, int, float]] = {
     "mnli": (8, 32, 5400, 27000),
     "qqp": (10, 32, 5400, 27000),
     "squad": (10, 16, 5400, 27000),
-    "conll2003": (10, 32, 500, 1500),  # in none of the scripts: CoLA's, which has about as many rows
+    "conll2003": (10, 32, 500, 1500),  # in none of the scripts; those of CoLA, which has about as many rows
     "e2e": (5, 8, 500, 0.35),  # PST's script has no cool-down to take over: our default
     "dart": (5, 8, 500, 0.35),
     "webnlg": (5, 8, 500, 0.35),
@@ -50,7 +50,7 @@ CELLS: dict[str, tuple[str, dict[tuple[str, ...], tuple[int, ...]]]] = {
     "microsoft/MiniLM-L12-H384-uncased": ("minilm/", {("rte", "cola", "qnli"): (80, 90)}),
     "google/electra-base-discriminator": ("electra/", {("rte", "cola", "qnli"): (80, 90)}),
 }
-# Our own, by the time they may take.
+# Our own, by budget.
 BEST: dict[str, dict[str, Any]] = {
     f"best/{budget}": {
         "budget": budget,
@@ -62,17 +62,17 @@ BEST: dict[str, dict[str, Any]] = {
     for budget in BUDGETS
 }
 NONE = "none"  # the recipe without settings
-STEPS = ("warmup", "cooldown", "lr_warmup")  # settings in steps; below 1 a fraction of all, for any batch size
+STEPS = ("warmup", "cooldown", "lr_warmup")  # settings in steps; below 1, a fraction of all steps
 
 
 def scaled(settings: Mapping[str, Any], before: int, now: int) -> dict[str, Any]:
-    """The settings with their steps, which were meant for `before` examples in a step, for `now` examples."""
+    """Settings in steps of `before` examples, converted to steps of `now` examples."""
     steps = {name: settings[name] for name in STEPS if settings.get(name, 0) >= 1}
     return {**settings, **{name: float(max(1, round(value * before / now))) for name, value in steps.items()}}
 
 
 def _of_task(model: str, task: str) -> dict[str, Any]:
-    """What all cells of a task have in common."""
+    """The settings that all cells of a task share."""
     epochs, batch, warmup, cooldown = SCHEDULES[task]
     settings: dict[str, Any] = {
         "model": model,
@@ -117,11 +117,11 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def applied(name: str, told: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
-    """A recipe with other settings on top, which win; the recipe's steps are scaled to the batch size that results.
+    """A recipe overridden by other settings; the recipe's steps are scaled to the resulting batch size.
 
     Args:
         name: the recipe.
-        told: the other settings, as a file or flags have them. Steps among them are taken as they are.
+        told: the other settings, from a file or flags. Steps among them are not scaled.
         processes: how many processes train together, each with a batch of its own.
     """
     if name == NONE:
@@ -132,25 +132,25 @@ def applied(name: str, told: Mapping[str, Any], processes: int = 1) -> dict[str,
     usual = {"batch_size": recipe["batch_size"], "gradient_accumulation": 1}
     try:
         examples = processes * math.prod(int(told.get(key) or value) for key, value in usual.items())
-    except (TypeError, ValueError):  # no number: whoever takes the settings says so
+    except (TypeError, ValueError):  # not a number: the check of the settings will say so
         examples = 0
     return {**(scaled(recipe, recipe["batch_size"], examples) if examples > 0 else recipe), **told}
 
 
 def recipe(name: str, **told: Any) -> RunConfig:
-    """The settings of a run by a recipe, others on top: `pinscher.recipe("best/standard", model=…, task=…)`."""
+    """A recipe's settings, overridden by others: `pinscher.recipe("best/standard", model=…, task=…)`."""
     return RunConfig.from_dict({**applied(name, told), "recipe": name})
 
 
 def _best(recipe: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of a recipe below them, as far as they go together."""
+    """A recipe overridden by settings, without what does not go together with them."""
     if told.get("objective", recipe["objective"]) != recipe["objective"]:  # another teacher, or none: only the epochs
         recipe = {"budget": recipe["budget"]}
     return {**recipe, **told}
 
 
 def default(told: Mapping[str, Any]) -> str:
-    """The recipe of a run that names none: the best one for its budget; none where nothing or little is trained."""
+    """The recipe of a run that names none: the best one for its budget, or none if little or nothing is trained."""
     trains = told.get("max_steps") != 0 and told.get("lora_rank") is None and not told.get("fsdp")
     prunes = told.get("method") != DENSE and told.get("sparsity") != 0
     return f"best/{told.get('budget') or 'standard'}" if trains and prunes else NONE

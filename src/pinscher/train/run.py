@@ -72,7 +72,7 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console, start: S
     dense = None
     if config.needs_dense:
         first = (model, sites) if plan.start is None else None  # what the dense run starts from, too
-        del model, sites  # the dense run needs the memory
+        del model, sites  # free the memory for the dense run
         dense = _dense_run(plan, resume, console, first)
         if dense.status != FINISHED or dense.asked_to_stop:
             return dataclasses.replace(dense.without_models(), folder=folder.path, status=INTERRUPTED)
@@ -135,8 +135,8 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
 
 
 def _is_whole(dense: RunFolder, config: RunConfig, console: Console) -> bool:
-    """Whether the model of a finished dense run is as it was saved, where it is needed. A damaged one is forgotten: the
-    run is made again, and gives the same bytes.
+    """Whether the model of a finished dense run is undamaged, if it is needed. The result of a damaged one is dropped:
+    the run is made again, and gives the same bytes.
     """
     try:
         if config.uses_dense:
@@ -165,7 +165,7 @@ def _fresh_model(plan: Plan) -> Start:
 
 
 def _after_dense(plan: Plan, dense: Result) -> Start:
-    """The model as the run starts it when its dense run is done; that one's model if it starts from it."""
+    """The model as the run starts it after its dense run: the dense run's model if it starts from that."""
     if not plan.config.dense_start or plan.start is not None:
         return _fresh_model(plan)
     if dense.model is not None and plan.config.lora_rank is None:
@@ -179,7 +179,7 @@ def _fine_tuned(plan: Plan, start: str) -> Any:
 
 
 def _prepared(plan: Plan, model: Any) -> Start:
-    """A model with its adapters, and its prunable matrices, both checked for what the run will do with them."""
+    """A model with its adapters, and its prunable matrices, checked against the run's settings."""
     config = plan.config
     if config.lora_rank is None:
         return model, _sites(plan, model)
@@ -190,7 +190,7 @@ def _prepared(plan: Plan, model: Any) -> Start:
 
 
 def _sites(plan: Plan, model: Any) -> list[Site]:
-    """The prunable matrices, checked for what the run will do with them. A dense run may be of any model."""
+    """The prunable matrices, checked against the run's settings. A dense run takes any model."""
     if plan.pruning is None:
         try:
             return planning.sites_of(plan.config, model)
@@ -218,7 +218,7 @@ def _check_method(plan: Plan, sites: Sequence[Site]) -> None:
 
 
 def _validator(plan: Plan) -> Validate:
-    """Scores a model on the validation rows; by its loss where answers take too long to make."""
+    """A function that scores a model on the validation rows; by its loss where answers take too long to generate."""
     task, size, validation = plan.task, plan.config.eval_batch_size, plan.splits.validation
     features = task.features(validation, plan.tokenizer, plan.labels, training=task.judged_by_loss)
 
@@ -384,7 +384,7 @@ def _sparsity(sites: Sequence[Site]) -> float:
 
 
 def _at_rest(model: Any, config: RunConfig) -> Any:
-    """A finished model for its next user: on the CPU, without gradients and autocast. A sharded one is not offered."""
+    """A finished model for further use: on the CPU, without gradients and autocast. None if it is sharded."""
     if config.fsdp:
         return None
     model = accelerate.utils.extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)

@@ -1,4 +1,4 @@
-"""What a run reports: log.jsonl for programs, a progress bar or plain lines for people."""
+"""Reports of a run: log.jsonl for programs, a progress bar or plain lines for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunLog(TrainerCallback):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.started = time.time()  # moved back by what earlier sittings took
+        self.started = time.time()  # moved back by the time before interruptions
 
     @property
     def seconds(self) -> float:
@@ -32,9 +32,9 @@ class RunLog(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            last = self.folder.cut_log(state.global_step or -1)  # a run that starts anew starts with an empty log
+            last = self.folder.cut_log(state.global_step or -1)  # a run that starts from the beginning has an empty log
             seconds = (last or {}).get("seconds", 0.0)
-            self.started -= seconds if isinstance(seconds, int | float) else 0.0  # a damaged log costs no run
+            self.started -= seconds if isinstance(seconds, int | float) else 0.0  # a damaged log must not end the run
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:

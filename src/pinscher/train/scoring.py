@@ -1,4 +1,4 @@
-"""Scores any checkpoint on a task's test set: ours, an exported one, anyone's."""
+"""Scores any checkpoint on a task's test set: a run's model, an exported one, or any other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pinscher.train.subject import DataConfig
 from pinscher.train.tasks import Task
 
 BATCH_SIZE = 64
-# What a run's own configuration says of its rows.
+# Settings about rows that are taken from a run's own configuration.
 INHERITED = ("task", "seed", *(field.name for field in dataclasses.fields(DataConfig)))
-OWN = ("train", "validation")  # splits that are the run's own rows: those it trains on, and those it chooses by
+OWN = ("train", "validation")  # splits of the run's own rows: those it trains and validates on
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A checkpoint's scores in percent (none where the benchmark keeps the labels), and where its answers are."""
+    """A checkpoint's scores in percent (none if the labels are secret), and the files of its answers."""
 
     model: str
     task: str
@@ -46,7 +46,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Exam:
-    """What a checkpoint is asked, and how its answers are scored."""
+    """The test rows for a checkpoint, and how its answers are scored."""
 
     config: RunConfig
     task: Task
@@ -103,7 +103,7 @@ def _tests(task: Task, config: RunConfig, split: str | None) -> dict[str, Datase
 
 
 def run_of(model: str) -> Path | None:
-    """The folder of the run that a model is named by."""
+    """The folder of a run, if the model is named by one."""
     return Path(model) if RunFolder(model).is_run else None
 
 
@@ -123,11 +123,11 @@ def score(
         model: hub id, model folder, or the folder of a run, whose task and data are then the default.
         settings: fields of RunConfig: task, data, columns, lengths.
         split: a split to answer instead of the task's test set; it may be without labels. `train` and `validation` are
-            the rows that the run trained on and chose by.
+            the rows that the run trained and validated on.
         batch_size: examples in a batch; by default a run's own, else 64.
-        stored: a folder with the run's model in another form, scored instead of its own.
+        stored: a folder with the run's model in another format, scored instead of `model`.
         output: folder for the predictions; by default `eval` in a run's folder, else EVAL-TASK here.
-        meanwhile: what else to do with the scores, before scores.json says that all is done.
+        meanwhile: called with the scores before scores.json is written, which marks the end.
     """
     if output is not None:
         check_writable(Path(output))
@@ -160,7 +160,7 @@ def _score(asked: Exam, folder: Path, meanwhile: Callable[[Scored], None] | None
 
 
 def labels_of(model: str, task: Task, rows: Dataset) -> Sequence[str]:
-    """The order of the classes: the checkpoint's own where it names them, else the task's."""
+    """The order of the classes: the checkpoint's own if it names them, else the task's."""
     if task.kind not in ("classes", "tokens"):
         return ()
     named, wanted = pretrained.label_names(model), list(task.names)

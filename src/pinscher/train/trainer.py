@@ -30,13 +30,14 @@ from pinscher.runfolder import CHECKPOINT
 from pinscher.train import checkpoint, fsdp, randomness, rates, storage
 from pinscher.train.batches import EpochSampler, EpochTeller, calibration_batches, counted, kind_of
 from pinscher.train.config import RunConfig
+from pinscher.train.processes import agreed
 from pinscher.train.storage import Student, plain
 
-TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # what the log calls them
+TERMS = {"logits": "loss_sr", "hidden": "loss_hidden", "embeddings": "loss_embeddings"}  # their names in the log
 
 
 def _calibration(loader: Any, pruner: Pruner | None, args: Any) -> list[Any]:
-    """Training rows for methods that look at a layer's inputs, batched as the Trainer's loader would."""
+    """Training rows for methods that need the inputs of layers, batched as by the Trainer's loader."""
     assert pruner is not None
     rows = loader.dataset
     if not hasattr(rows, "__len__"):
@@ -59,7 +60,7 @@ def _scheduled(config: PruningConfig, steps: int, remedy: str) -> PruningConfig:
 
 @contextlib.contextmanager
 def _fitting(folder: str) -> Iterator[None]:
-    """One sentence for the many ways in which states that are not this run's fail to load."""
+    """Turns the many errors of loading another run's states into one sentence."""
     try:
         yield
     except InputError:
@@ -125,7 +126,7 @@ class PruningCallback(TrainerCallback):
 
 
 class AverageTeller(TrainerCallback):
-    """Tells the average of the weights that a step has ended."""
+    """Updates the average of the weights after each step."""
 
     def __init__(self, average: Callable[[], WeightAverage | None]) -> None:
         self._average = average
@@ -339,7 +340,7 @@ class PinsTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.newest_checkpoint() or True  # the Trainer says that there is none
         elif resume_from_checkpoint and Path(resume_from_checkpoint) != self._checked:
-            self._agreed(lambda: storage.check(Path(resume_from_checkpoint)))
+            agreed(lambda: storage.check(Path(resume_from_checkpoint)))
         starting = self.args.eval_on_start
         self.args.eval_on_start = starting and not resume_from_checkpoint  # a resumed run has its teacher
         try:
@@ -362,30 +363,16 @@ class PinsTrainer(Trainer):
         """The newest checkpoint in `output_dir` that is whole, the same on all processes; None if there is none yet.
 
         Args:
-            say: is told, on the first process, what is wrong with newer ones.
+            say: called on the first process with what is wrong with newer ones.
 
         Raises:
             InputError: if all checkpoints are damaged.
         """
-        found, damages = self._agreed(lambda: storage.newest_whole(Path(str(self.args.output_dir))))
-        if damages and self.args.process_index == 0:
+        found, damages = agreed(lambda: storage.newest_whole(Path(str(self.args.output_dir))))
+        if found is not None and damages and self.args.process_index == 0:
             say(f"{'; '.join(damages)}: continuing from {found.name}, the checkpoint before")
         self._checked = found
         return None if found is None else str(found)
-
-    def _agreed(self, look: Callable[[], Any]) -> Any:
-        """What the first process finds, on all of them; what it raises, all raise."""
-        found: list[Any] = [None, None]
-        if self.args.process_index == 0:
-            try:
-                found[0] = look()
-            except InputError as error:
-                found[1] = str(error)
-        if self.args.world_size > 1:
-            broadcast_object_list(found)
-        if found[1] is not None:
-            raise InputError(found[1])
-        return found[0]
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run killed after its last step is resumed with nothing left to train, but the Trainer would go on.
@@ -476,7 +463,7 @@ class PinsTrainer(Trainer):
             self.storage.remove_old(run, self.args.save_total_limit, self.state.global_step)
 
     def _states(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights; every process must ask for it."""
+        """The contents of a checkpoint beside the weights; every process must call it."""
         assert self.optimizer is not None
         assert self.lr_scheduler is not None
         return {
@@ -509,7 +496,7 @@ class PinsTrainer(Trainer):
                 self.average.load_state_dict(states["average"])
             self.best, self._rng = states["best"], states["rng"]
         if self.select == "best" and self.best is not None:  # better now than after hours of training
-            self._agreed(lambda: storage.check_weights(self._best_folder, Path(checkpoint_folder)))
+            agreed(lambda: storage.check_weights(self._best_folder, Path(checkpoint_folder)))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:

@@ -1,4 +1,4 @@
-"""Pruning without training: `--max-steps 0`, the way SparseGPT and Wanda are used on language models."""
+"""Pruning without training (`--max-steps 0`), as SparseGPT and Wanda are used on language models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinscher.train.plan import Plan, evaluating_device
 
 
 def prune(plan: Plan, model: Any) -> None:
-    """Prunes a model as it is, with training rows as calibration data; a dense run leaves it alone."""
+    """Prunes a model without training it, with training rows as calibration data; a dense run leaves it unchanged."""
     device = evaluating_device()
     model.to(device)
     if plan.pruning is None:

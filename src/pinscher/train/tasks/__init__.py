@@ -1,4 +1,4 @@
-"""Every task of the paper, and the user's own, by name."""
+"""All tasks by name: those of the paper, and kinds of tasks for the user's own data."""
 
 from pinscher.train.tasks import data_to_text, glue, ner, reviews, squad  # noqa: F401  (each adds its tasks)
 from pinscher.train.tasks.task import TASKS, Outputs, Task

@@ -1,6 +1,6 @@
-"""Tasks that put facts into words: E2E, DART, WebNLG, and a user's own pairs of source and target.
+"""Tasks that describe facts in text: E2E, DART, WebNLG, and a user's own pairs of source and target.
 
-A decoder reads  source, separator  and writes  target, end:
+A decoder reads `source separator` and writes `target end`:
 
     name : The Eagle | eatType : pub <bos> The Eagle is a pub. <eos>
 
@@ -43,7 +43,7 @@ def of_text(value: Any) -> str:
 def of_fields(value: Any) -> str:
     """`name[The Eagle], eatType[pub]` as `name : The Eagle | eatType : pub`.
 
-    A value may hold anything, commas and bars too, and stays as it is; only its brackets must come in pairs.
+    A value may contain anything, also commas and bars, and is not changed; only its brackets must match.
     """
     text = of_text(value)
     fields: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ def _triples(value: Any) -> Iterator[Sequence[str]]:
     if isinstance(value, dict):  # {"mtriple_set": [[…]]}, or {"subject": s, "property": p, "object": o}
         value = list(value.values())
     if _is_triple(value):
-        yield value.split(" | ", 2)  # further bars belong to the object
+        yield value.split(" | ", 2)  # further bars are part of the object
     elif not isinstance(value, list):
         raise ValueError(f"{value!r} is not a triple 's | p | o'")
     elif len(value) == 3 and all(isinstance(part, str) for part in value) and not all(map(_is_triple, value)):
@@ -87,7 +87,7 @@ def _is_triple(value: Any) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    """References in any shape: a text, a list, or {"text": …} (DART, WebNLG). None is none: DART's test has one."""
+    """References in any form: a text, a list, or {"text": …} (DART, WebNLG). None is skipped: DART's test has one."""
     if isinstance(value, dict):
         return _texts(value.get("text"))
     if isinstance(value, list):
@@ -100,21 +100,21 @@ LINEAR: dict[str, Callable[[Any], str]] = {"plain": of_text, "e2e": of_fields, "
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Task):
-    """Says in words what a source holds.
+    """Generates a text from a source of facts.
 
-    Source and target share max_length tokens. What the target needs at generation (max_new_tokens) is kept free, so a
-    source that is too long loses its end, in training and test alike. A target may fill all that its source leaves; one
-    that is longer loses its end and its <eos>, so that nobody learns to stop in mid-sentence. A warning counts both.
+    Source and target share max_length tokens. Room for the generated target (max_new_tokens) is reserved, so a source
+    that is too long is cut at its end, in training and test alike. A target may fill all tokens that its source leaves;
+    a longer one is cut and has no <eos>, so that the model does not learn to stop mid-sentence. A warning counts both.
 
     Args:
-        source_column: what is to be said.
-        target_column: how people said it: one text a row, or several.
-        style: what the source looks like and how answers are scored: plain, e2e or triples.
-        beams: hypotheses that beam search keeps.
-        length_penalty: above 0 favours long texts.
+        source_column: the facts.
+        target_column: the reference texts: one for each row, or several.
+        style: format of the source, and scoring of answers: plain, e2e or triples.
+        beams: number of beams of the search.
+        length_penalty: above 0, favours long texts.
         no_repeat_ngram: no sequence of this many tokens occurs twice in a text; 0 allows all.
-        max_new_tokens: tokens an answer may have.
-        bleurt: folder of a BLEURT checkpoint; none: no BLEURT.
+        max_new_tokens: maximum number of tokens of an answer.
+        bleurt: folder of a BLEURT checkpoint; without one, BLEURT is not computed.
     """
 
     main: str = "bleu"
@@ -153,7 +153,7 @@ class Text(Task):
         return {".csv": _e2e_csv, ".xml": _dart_xml if self.name == "dart" else _webnlg}.get(suffix)
 
     def normalized(self, rows: Dataset) -> Dataset:
-        """One row for each distinct source, linearised, with all its references, in the order they first appear.
+        """One row for each distinct source, linearised, with all its references, in order of first appearance.
 
         Rows without the columns stay as they are (`check` names what is missing); bad rows raise InputError.
         """
@@ -171,13 +171,13 @@ class Text(Task):
                 empty = self.target_column if source else self.source_column
                 raise InputError(f"row {number} has nothing in column {empty!r}.")
             groups.setdefault(source, (number, []))[1].extend(texts)
-        for number, texts in groups.values():  # only now: another row may have had what this one lacks
+        for number, texts in groups.values():  # only now: another row may have had a reference
             if not texts:
                 raise InputError(f"row {number} has no text in column {self.target_column!r}.")
         return Dataset.from_dict({SOURCE: list(groups), REFERENCES: [texts for _, texts in groups.values()]})
 
     def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
-        """Examples with labels, one for each reference; or, where training is False, one prompt for each row."""
+        """Examples with labels, one for each reference; if training is False, one prompt for each row."""
         front, separator, end = _marks(tokenizer)
         room = self.max_length - self.max_new_tokens - len(front) - 1
         if room < 1:
@@ -203,22 +203,22 @@ class Text(Task):
         return Padding(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
     def generate(self, model: Any, tokenizer: Any, features: Dataset, batch_size: int) -> list[Any]:
-        """The text for each prompt, in the order of the features. The model stays as it was."""
+        """The generated text for each prompt, in the order of the features. The model is not changed."""
         prompts = [list(ids) for ids in features["input_ids"]]
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the dearest batch first
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the most expensive batch first
         need = len(prompts[order[0]]) + self.max_new_tokens
         places = getattr(model.config, "max_position_embeddings", None)
         if places is not None and need > places:
             raise InputError(f"prompt and answer take {need} tokens, the model only {places}: lower max_length.")
         collate = self.collator(tokenizer)
         search: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "use_cache": True}
-        if self.beams > 1:  # early stopping would take the first texts to end, however bad: worse than no beams
+        if self.beams > 1:  # early stopping would return the first texts that end, however bad: worse than no beams
             search |= {"num_beams": self.beams, "length_penalty": self.length_penalty, "early_stopping": False}
         search |= {"pad_token_id": collate.pad, "eos_token_id": tokenizer.eos_token_id}
         settings = GenerationConfig(**search)  # type: ignore[no-untyped-call]
         said = [""] * len(prompts)
         own = model.generation_config
-        model.generation_config = settings  # else what ours leaves open would come from the checkpoint's
+        model.generation_config = settings  # otherwise the checkpoint's own would fill in what these leave open
         try:
             with evaluating(model), torch.no_grad():
                 for start in range(0, len(order), batch_size):
@@ -251,7 +251,7 @@ class Text(Task):
 
 @dataclass(frozen=True)
 class Padding:
-    """A batch as long as its longest example: filled up on the right to train, on the left to go on writing."""
+    """Pads a batch to its longest example: on the right for training, on the left for generation."""
 
     pad: int
 
@@ -269,10 +269,10 @@ class Padding:
 
 
 class NoRepeat(NoRepeatNGramLogitsProcessor):
-    """Bans the n-grams that a text has had already. As in PST's script, those of the prompt do not count.
+    """Forbids n-grams that the text already contains. As in PST's script, those of the prompt do not count.
 
-    They do in transformers' own setting: then no name of four tokens could be copied from the source, and where the
-    separator is also the padding (GPT-2), a text would depend on how far its prompt is padded.
+    In transformers' own setting they do: then no name of four tokens could be copied from the source, and if the
+    separator is also the padding (GPT-2), a text would depend on the padding of its prompt.
     """
 
     def __init__(self, size: int, width: int) -> None:
@@ -284,7 +284,7 @@ class NoRepeat(NoRepeatNGramLogitsProcessor):
 
 
 def _marks(tokenizer: Any) -> tuple[list[int], int, int]:
-    """What stands before a source, between source and target, and after a target."""
+    """The tokens before a source, between source and target, and after a target."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if eos is None:
         raise InputError("the tokenizer has no end token (eos_token): a text could not end.")
@@ -302,7 +302,7 @@ def _warn_of_cut(what: str, cut: list[bool]) -> None:
 
 def _e2e_csv(text: str, where: str) -> formats.Columns:
     columns = formats.PLAIN[".csv"](text, where)
-    if [name.lower() for name in columns][:2] in (["mr", "ref"], ["mr"]):  # the bare test set has no ref
+    if [name.lower() for name in columns][:2] in (["mr", "ref"], ["mr"]):  # one of the test sets has no references
         names = dict(zip(columns, VARIANTS, strict=False))
         columns = {names.get(name, name): values for name, values in columns.items()}
     return columns
@@ -357,7 +357,7 @@ def _dart_xml(text: str, where: str) -> formats.Columns:
     entries = _entries(text, where)
     return {
         "tripleset": [[triple.split(" | ", 2) for triple in _spoken(entry, "mtriple")] for entry in entries],
-        "subtree_was_extended": [None] * len(entries),  # the XML does not say
+        "subtree_was_extended": [None] * len(entries),  # not in the XML
         "annotations": [_references(entry, source="comment") for entry in entries],
     }
 

@@ -24,13 +24,13 @@ BINARY: dict[str, Callable[[list[int], list[int]], float]] = {"f1": metrics.f1, 
 
 @dataclass(frozen=True, kw_only=True)
 class Sentences(Task):
-    """What one text, or a pair of texts, is: one of some classes.
+    """Assigns a class to a text or a pair of texts.
 
     Args:
         text_columns: one or two columns.
         label_column: names of classes, or their ids.
         also: further scores beside the main one.
-        files: name of the submission file for each split; empty: predictions_SPLIT.tsv.
+        files: name of the submission file for each split; by default predictions_SPLIT.tsv.
         writes_ids: whether the submission holds ids instead of names.
     """
 
@@ -93,7 +93,7 @@ class Sentences(Task):
         return Dataset.from_dict({**columns, "row": list(range(len(rows)))})
 
     def targets(self, rows: Dataset, labels: Sequence[str]) -> list[Any]:
-        """The label ids; UNLABELLED where the benchmark keeps the label to itself."""
+        """The label ids; UNLABELLED if the label is secret."""
         given = self._given(rows, labels)
         places = {name: i for i, name in enumerate(labels)}
         unknown = next((name for name in given if name not in places and name != str(UNLABELLED)), None)
@@ -139,10 +139,10 @@ class Sentences(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Sentences):
-    """How much: one number for a text or a pair.
+    """Assigns a number to a text or a pair of texts.
 
     Args:
-        span: the lowest and highest value a submission may hold, if the benchmark says so.
+        span: the lowest and highest value of a submission, if the benchmark limits it.
     """
 
     main: str = "pearson"
@@ -179,7 +179,7 @@ class Regression(Sentences):
 
 
 class Padded:
-    """A batch as long as its longest text; columns that the model does not take are left out."""
+    """Pads a batch to its longest text, without columns that the model does not take."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -204,13 +204,13 @@ PAIR = ("sentence1", "sentence2")
 
 @dataclass(frozen=True)
 class Glue:
-    """How GLUE ships one task, next to how `datasets` names it.
+    """The files of one GLUE task, and the names that `datasets` uses.
 
     Args:
-        text: a column of the shipped file -> our name.
+        text: column of the file -> our name.
         label: the column of the label, which test files lack.
-        names: its classes in the order of their ids; none: it is a number.
-        header: what stands in for a missing first line.
+        names: the classes in the order of their ids; empty for numbers.
+        header: the first line, for files without one.
     """
 
     text: Mapping[str, str]
@@ -219,7 +219,7 @@ class Glue:
     header: tuple[str, ...] = ()
 
     def ids(self) -> dict[str, int]:
-        """What may stand for a label: its name or its id, and -1 where it is kept secret."""
+        """The spellings of each label: its name or its id, and -1 for a secret one."""
         return {"-1": -1} | {str(i): i for i in range(len(self.names))} | {n: i for i, n in enumerate(self.names)}
 
 
@@ -258,7 +258,7 @@ def _table(text: str, where: str, form: Glue) -> formats.Columns:
     columns: formats.Columns = {name: [] for name in (*ours, "label", "idx")}
     for idx, (number, fields) in enumerate(lines):
         if len(fields) <= max(needed) or (label is not None and fields[label] in ("", "-")):
-            continue  # broken in the original, or (MNLI) the annotators did not agree on a label
+            continue  # broken in the original, or (MNLI) without agreement of the annotators
         try:
             value = target("-1" if label is None else fields[label])
         except (KeyError, ValueError):
@@ -271,7 +271,7 @@ def _table(text: str, where: str, form: Glue) -> formats.Columns:
 
 
 def _warn_of_skipped(skipped: int, total: int, where: str) -> None:
-    if skipped > total / 2:  # not a few broken lines but another format
+    if skipped > total / 2:  # too many for broken lines: another format
         raise InputError(
             f"{where}: {skipped} of {total} rows lack fields; give the file with tabs between its columns."
         )

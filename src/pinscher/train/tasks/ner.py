@@ -1,6 +1,6 @@
-"""Tasks that give every word a tag: named entities of CoNLL 2003, and a user's own.
+"""Tasks that tag every word: named entities of CoNLL 2003, and a user's own.
 
-Tags are names in IOB2: B-PER begins an entity, I-PER continues it, O is none. A word is judged at its first token.
+Tags are in IOB2: B-PER begins an entity, I-PER continues it, O is outside. A word is classified at its first token.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONLL = (OUTSIDE, "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC"
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens(Task):
-    """Which words are the name of what.
+    """Tags words with entities.
 
     Args:
         tokens_column: a list of words.
         tags_column: a tag for each word, by name or by id.
 
-    Entities cannot be told from ids alone: a column of ids needs `names`, or must know the names itself.
+    Entities cannot be read from ids alone: a column of ids needs `names`, or its own list of names.
     """
 
     tokens_column: str = "tokens"
@@ -75,9 +75,9 @@ class Tokens(Task):
         return (OUTSIDE, *sorted(found - {OUTSIDE}))
 
     def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
-        """One for each row; `words` holds, at the first token of a word, the number of that word.
+        """One for each row; `words` holds the number of a word at its first token.
 
-        Sets add_prefix_space of a byte-level tokenizer (RoBERTa), so that the stored model reads words as this one did.
+        Sets add_prefix_space of a byte-level tokenizer (RoBERTa), so that the stored model reads words in the same way.
         """
         split_(tokenizer)
         words = [list(row) for row in rows[self.tokens_column][:]]
@@ -97,7 +97,7 @@ class Tokens(Task):
         features = Dataset.from_dict({**columns, "row": list(range(len(words)))})
         if not training:
             return features
-        # The loss of a batch without any word would be no number.
+        # The loss of a batch without any word would be NaN.
         return features.select([i for i, firsts in enumerate(columns["words"]) if any(w is not None for w in firsts)])
 
     def collator(self, tokenizer: Any) -> Any:
@@ -117,7 +117,7 @@ class Tokens(Task):
         return metrics.entities(answers, self._tags(rows, "the data"))
 
     def write(self, answers: Sequence[Any], rows: Dataset, folder: Path, split: str) -> Path:
-        """The columns that conlleval reads: word, true tag, answered tag; an empty line between sentences."""
+        """Writes the columns that conlleval reads: word, true tag, predicted tag; an empty line between sentences."""
         lines: list[str] = []
         for words, true, said in zip(rows[self.tokens_column][:], self._tags(rows, split), answers, strict=True):
             lines += [""] if lines else []
@@ -126,7 +126,7 @@ class Tokens(Task):
         return write_lines(folder / f"predictions_{split}.txt", lines)
 
     def _class_names(self, rows: Dataset) -> tuple[str, ...]:
-        """The names that the column itself knows for its ids."""
+        """The names of the ids, if the column stores them."""
         entry = getattr(rows.features[self.tags_column], "feature", None)
         return tuple(entry.names) if isinstance(entry, ClassLabel) else ()
 
@@ -158,7 +158,7 @@ class Tokens(Task):
 
 
 class Sentences:
-    """A batch as long as its longest sentence, padded on the right, with what the model takes and nothing else."""
+    """Pads a batch to its longest sentence, on the right, without columns that the model does not take."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -174,7 +174,7 @@ class Sentences:
 
 
 def split_(tokenizer: Any) -> None:
-    """Makes sure that words given one by one are tokenised as words of a text are; changes the tokenizer if need be.
+    """Ensures that words given one by one are tokenised like those of a text; changes the tokenizer if necessary.
 
     Raises:
         InputError: if the tokenizer cannot do that.
@@ -188,7 +188,7 @@ def split_(tokenizer: Any) -> None:
         before.add_prefix_space = True
         after = tokenizer.backend_tokenizer.post_processor
         if hasattr(after, "add_prefix_space"):
-            after.add_prefix_space = True  # else it would take the space that was put there for a part of the word
+            after.add_prefix_space = True  # otherwise it would count the added space as a part of the word
         tokenizer.add_prefix_space = tokenizer.init_kwargs["add_prefix_space"] = True  # in the stored copy too
     if not _keeps_words(tokenizer):
         raise InputError(
@@ -238,6 +238,6 @@ def _iob2(tags: Sequence[str]) -> list[str]:
 
 # ------------------------------------------------------------ tasks
 
-# A copy of eriktks/conll2003, which is a script: `datasets` runs none any more.
+# A copy of eriktks/conll2003, which is a script, and `datasets` no longer runs scripts.
 add(Tokens(name="conll2003", hub=("lhoestq/conll2003",), test_splits=("test",), names=CONLL))
 add(Tokens(name="tokens", test_splits=("test",)))

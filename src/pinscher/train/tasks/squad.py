@@ -1,7 +1,7 @@
-"""Tasks whose answer is a stretch of a given text: SQuAD v1.1, and a user's own questions.
+"""Tasks whose answer is a span of a given text: SQuAD v1.1, and a user's own questions.
 
-A long context is cut into windows that overlap. The model gives each token of a window a logit for being the first and
-one for being the last of the answer; the stretch with the highest sum, over all windows of a row, is what it says.
+A long context is cut into overlapping windows. The model gives each token of a window a logit for being the first token
+of the answer, and one for being the last; the answer is the span with the highest sum over all windows of a row.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from uuid import uuid4
 import numpy as np
 from datasets import Dataset
 
+from pinscher import settings
 from pinscher.errors import InputError
+from pinscher.settings import COUNT, NOT_NEGATIVE
 from pinscher.train import formats, metrics
 from pinscher.train.tasks.task import Outputs, Reader, Task, add, write_lines
 
 POSITIONS = ("start_positions", "end_positions")
 Place = tuple[int, int]  # characters of the context: the first, and one past the last
-Offsets = Sequence[Place | None]  # for each token its characters; None: it is not of the context
+Offsets = Sequence[Place | None]  # the characters of each token; None outside of the context
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spans(Task):
-    """Which stretch of the context answers the question. Every question must have an answer.
+    """Answers a question with a span of the context. Every question must have an answer.
 
     Args:
         answers_column: {"text": [...], "answer_start": [...]}, or [{"text": ..., "answer_start": ...}, ...]. The first
             answer that occurs in the context is trained on; the starts are hints and may be wrong or missing.
-        id_column: names the rows in the submission; where it is missing or not unique their numbers do, from 0.
+        id_column: the ids of the rows in the submission; if missing or not unique, rows are numbered from 0.
         stride: tokens that a window shares with the one before.
-        n_best: first and last tokens that are tried with each other.
-        max_answer: tokens that an answer may have.
+        n_best: number of first and of last tokens that are combined.
+        max_answer: maximum number of tokens of an answer.
     """
 
     question_column: str = "question"
@@ -60,9 +62,8 @@ class Spans(Task):
         return (self.question_column, self.context_column, self.answers_column)
 
     def __post_init__(self) -> None:
-        for name, least in (("stride", 0), ("n_best", 1), ("max_answer", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        for name, takes in (("stride", NOT_NEGATIVE), ("n_best", COUNT), ("max_answer", COUNT)):
+            settings.number(takes, getattr(self, name), name, whole=True)
 
     def reader(self, suffix: str) -> Reader | None:
         plain = formats.PLAIN[suffix] if suffix in (".json", ".jsonl") else None
@@ -88,13 +89,13 @@ class Spans(Task):
             )
 
     def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
-        """Windows. For training with the first and the last token of the answer, else with `offsets`.
+        """Windows, for training with the first and the last token of the answer, else with `offsets`.
 
         A training row whose answer does not occur in its context is left out (`check` refuses such rows).
         """
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(f"task {self.name!r} needs a fast tokenizer, and {type(tokenizer).__name__} is not one.")
-        # What a question may take: a window must hold more of the context than it shares.
+        # The tokens left for a question: a window must hold more of the context than it shares.
         room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - self.stride - 1
         if room < 1:
             raise InputError(
@@ -106,7 +107,7 @@ class Spans(Task):
             places = (self._place(row) for row in rows.select_columns(list(self.columns)))
             known = [(i, place) for i, place in enumerate(places) if place is not None]
             rows = rows.select([i for i, _ in known])
-        # Neither cached on disk, which would not notice that this file has changed, nor hashed, which is slow.
+        # Not cached on disk, because changes of this file would not be noticed; not hashed, because that is slow.
         return rows.map(
             partial(self._windows, known=known, tokenizer=tokenizer, room=room, training=training),
             batched=True,
@@ -143,7 +144,7 @@ class Spans(Task):
         return Windows(tokenizer)
 
     def answers(self, outputs: Outputs, features: Dataset, rows: Dataset, labels: Sequence[str]) -> list[Any]:
-        found: dict[int, tuple[float, int, int]] = {}  # for each row the sum, and characters of the context
+        found: dict[int, tuple[float, int, int]] = {}  # for each row: the sum of logits, its place in the context
         for (start, end), window in zip(outputs, features.select_columns(["row", "offsets"]), strict=True):
             offsets, row = window["offsets"], window["row"]
             inside = np.array([pair is not None for pair in offsets])
@@ -168,7 +169,7 @@ class Spans(Task):
         return names if len(set(names)) == len(rows) else [str(i) for i in range(len(rows))]
 
     def _gold(self, row: Mapping[str, Any], where: str = "a row") -> list[tuple[str, int]]:
-        """The answers, with the character each should start at; 0 where that is not said."""
+        """The answers, with the character where each should start; 0 if that is not given."""
         given = row[self.answers_column]
         try:
             if not isinstance(given, Mapping):
@@ -182,13 +183,13 @@ class Spans(Task):
             ) from None
 
     def _place(self, row: Mapping[str, Any]) -> Place | None:
-        """Where the first answer is that occurs in the context."""
+        """The place of the first answer that occurs in the context."""
         places = (nearest(text, row[self.context_column], start) for text, start in self._gold(row))
         return next((place for place in places if place is not None), None)
 
 
 def _flat(columns: formats.Columns, where: str) -> formats.Columns:
-    """SQuAD's articles with their paragraphs as one row for each question; other columns as they are."""
+    """SQuAD's articles and paragraphs as one row for each question; other columns unchanged."""
     if "paragraphs" not in columns:
         return columns
     titles = columns.get("title") or [None] * len(columns["paragraphs"])
@@ -209,7 +210,7 @@ def _flat(columns: formats.Columns, where: str) -> formats.Columns:
 
 
 class Windows:
-    """A batch as long as its longest window, padded on the right, with what the model takes and nothing else."""
+    """Pads a batch to its longest window, on the right, without columns that the model does not take."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -223,10 +224,10 @@ class Windows:
 def best_span(
     start: np.ndarray, end: np.ndarray, inside: np.ndarray, n_best: int, max_answer: int
 ) -> tuple[float, int, int] | None:
-    """The highest sum of logits with its first and last token, or None where no stretch is allowed.
+    """The highest sum of logits with its first and last token, or None if no span is allowed.
 
     Both tokens are among the `n_best` of their side, counted over the whole window as BERT's own evaluation does, and
-    `inside`; the stretch has at most `max_answer` tokens.
+    `inside`; the span has at most `max_answer` tokens.
     """
     firsts, lasts = (np.argsort(-side, kind="stable")[:n_best] for side in (start, end))
     size = lasts[None, :] - firsts[:, None] + 1
@@ -240,7 +241,7 @@ def best_span(
 
 
 def nearest(text: str, context: str, start: int) -> Place | None:
-    """Where `text` occurs in the context nearest to `start`."""
+    """The occurrence of `text` in the context that is nearest to `start`."""
     start = max(start, 0)
     places = (context.rfind(text, 0, start + len(text)), context.find(text, start))
     place = min((place for place in places if place >= 0), key=lambda at: abs(at - start), default=None)
@@ -248,22 +249,22 @@ def nearest(text: str, context: str, start: int) -> Place | None:
 
 
 def _cut(questions: list[str], most: int, tokenizer: Any) -> list[str]:
-    """Questions without what they have beyond `most` tokens: a context without room would kill the process."""
+    """Cuts questions to `most` tokens: without room for the context the tokenizer would crash the process."""
     encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     long = {i: offsets[most][0] for i, offsets in enumerate(encoded) if len(offsets) > most}
     if not long:
         return questions
     shorter = [q[: min(long[i], len(q) - 1)] if i in long else q for i, q in enumerate(questions)]
-    return _cut(shorter, most, tokenizer)  # once more: the new end may make other tokens
+    return _cut(shorter, most, tokenizer)  # again, because the new end may be tokenised differently
 
 
 def _context(pairs: Sequence[Place], sequences: Sequence[int | None]) -> Offsets:
-    """Only the context's tokens, and of these not such as stand for no character."""
+    """Only the tokens of the context that stand for characters."""
     return [pair if side == 1 and pair[1] > pair[0] else None for pair, side in zip(pairs, sequences, strict=True)]
 
 
 def _tokens(offsets: Offsets, place: Place) -> tuple[int, int]:
-    """The first and the last token of the answer; the window's first token twice if not all of it is in the window."""
+    """The first and the last token of the answer; twice the window's first token if the window lacks a part of it."""
     known = [(i, pair) for i, pair in enumerate(offsets) if pair is not None]
     if not known or known[0][1][0] > place[0] or known[-1][1][1] < place[1]:
         return 0, 0

@@ -1,9 +1,8 @@
-"""Task: everything a run must know about its data, as a frozen value. One file a family; TASKS holds them by name.
+"""Task: everything a run must know about its data, as a frozen value. One file per family; TASKS has them by name.
 
-A task turns rows (as read from a file) into features (what the model sees), the model's outputs into answers (what a
-person reads), answers into scores, and answers into the file that the benchmark's own server takes. What a task can do
-is an attribute or a method of this class, never a question about its type. To add a task, write one subclass and `add`
-it.
+A task turns rows (as read from a file) into features (model inputs), model outputs into answers (for people), and
+answers into scores and into the benchmark's submission file. What a task can do is an attribute or a method of this
+class; its type is never checked. To add a task, write one subclass and `add` it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pinscher.errors import InputError
 from pinscher.registry import Registry
 from pinscher.train import formats
 
-UNLABELLED = -1  # the label of a row whose label is secret
+UNLABELLED = -1  # the label of a row with a secret label
 Reader = formats.Reader  # a file's text and its name for messages -> columns
 Outputs = Sequence[tuple[np.ndarray, ...]]  # for each feature its logits; for spans start and end
 
@@ -34,10 +33,10 @@ class Task(ABC):
 
     Args:
         name: what the user calls it.
-        main: the score that decides (percent), one of those that `scores` gives.
-        hub: what `datasets.load_dataset` is called with, where the data is on the hub.
+        main: the main score (percent), one of those that `scores` gives.
+        hub: arguments of `datasets.load_dataset`, if the data is on the hub.
         train_split: the split to train on; a part of it becomes the validation set.
-        test_splits: the original development sets. They are only ever the test.
+        test_splits: the original development sets, used for testing only.
         max_length: maximum number of tokens of an example.
         names: the classes in the order of their ids; empty: those found in the training rows, if there are classes.
     """
@@ -63,15 +62,15 @@ class Task(ABC):
         """The columns that rows must have; the label is the last."""
 
     def bundled(self) -> Mapping[str, Dataset]:
-        """The splits of a data set that comes with an installed package; none for most tasks."""
+        """The splits of a data set from an installed package; empty for most tasks."""
         return {}
 
     def reader(self, suffix: str) -> Reader | None:
-        """Reads the task's own files with this suffix, one of `formats.SUFFIXES`; None leaves them to `formats`."""
+        """The task's own reader of files with this suffix, one of `formats.SUFFIXES`; None leaves them to `formats`."""
         return None
 
     def normalized(self, rows: Dataset) -> Dataset:
-        """Brings the column names and values of this data set's known variants to the ones used here."""
+        """Converts the column names and values of this data set's known variants to those used here."""
         return rows
 
     def check(self, rows: Dataset, where: str) -> None:
@@ -91,12 +90,12 @@ class Task(ABC):
         return column in rows.column_names and len(rows) > 0 and all(v in (UNLABELLED, None) for v in rows[column])
 
     def labels(self, rows: Dataset) -> tuple[str, ...]:
-        """The names of the classes, in the order of their ids; none where there are no classes."""
+        """The names of the classes, in the order of their ids; empty if there are no classes."""
         return ()
 
     @abstractmethod
     def features(self, rows: Dataset, tokenizer: Any, labels: Sequence[str], training: bool) -> Dataset:
-        """Tokenised examples for the model. Where training is False there may be several for a row, or no labels.
+        """Tokenised examples for the model. If training is False, there may be several for a row, or no labels.
 
         Always has the columns input_ids and `row`, the number of the row an example comes from.
         """
@@ -127,7 +126,7 @@ class Task(ABC):
         return {name: sum(s[name] for s in each) / len(each) for name in each[0]}
 
     def replace(self, **changes: Any) -> Task:
-        """This task with other settings; those that are None stay, those that it does not have are an error."""
+        """This task with other settings; None keeps a setting, and one that the task does not have is an error."""
         changes = {name: value for name, value in changes.items() if value is not None}
         known = {f.name for f in dataclasses.fields(self)}
         odd = next((name for name in changes if name not in known), None)
@@ -147,10 +146,10 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def add(task: Task) -> Task:
-    """Gives a task its place in TASKS."""
+    """Registers a task in TASKS."""
     return TASKS.register(task.name)(task)
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> Path:
-    """Writes a text file that is whole or not there."""
+    """Writes a text file, completely or not at all."""
     return files.write_text(path, "".join(f"{line}\n" for line in lines))
