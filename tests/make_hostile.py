@@ -3,7 +3,7 @@ unless they are what is wrong.
 
     python tests/make_hostile.py
 
-FILES names every file with what must be said of it. test_hostile.py reads the folder, not this script, so the bytes
+FILES has the message for every file. store/test_file_hostile.py reads the folder, not this script, so the bytes
 stay as they were when the fault was found. None stands for a fault that cannot be told from a real, if odd, file: then
 a matrix of the declared shape is as good an answer as an error. No file may cost memory or time.
 """

@@ -1,4 +1,4 @@
-"""The rooms import one way only, the picture of it is up to date, and the package is light to import."""
+"""Rooms import one way, the picture of it is up to date, tests mirror the source, the package is light to import."""
 
 import re
 import resource
@@ -94,6 +94,21 @@ def test_contributing_names_files_that_exist():
     assert len(named) > 8
     assert [name for name in named if not (import_graph.ROOT / name).is_file()] == []
     assert max(len(line) for line in page.splitlines() if not line.startswith("|")) <= 120
+
+
+# ------------------------------------------------------------ tests mirror the source
+
+TESTS = SOURCE.parents[1] / "tests"
+ABOUT_ALL = {"architecture", "docs", "promises", "readme"}  # at the top: tests of the repository
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_a_test_is_named_after_its_module(path):
+    """test_pruner_state.py tests an aspect of pruner.py; test_extension.py tests what CONTRIBUTING says of its room."""
+    name, room = path.stem.removeprefix("test_"), SOURCE / path.parent.relative_to(TESTS)
+    modules = [module.stem for module in room.glob("*.py")] + ["extension"]
+    about_all = path.parent == TESTS and name in ABOUT_ALL
+    assert about_all or any(name == module or name.startswith(f"{module}_") for module in modules)
 
 
 # ------------------------------------------------------------ light to import

@@ -24,7 +24,7 @@ BOUNDED = (
     "attack/damage.py --part 1/2",
     "attack/damage.py --part 2/2",
 )
-FLAGS = ["-m", "pytest", "-n", "0", "tests/train/test_settings.py", "tests/commands/test_settings.py"]
+FLAGS = ["-m", "pytest", "-n", "0", "tests/train/test_config.py", "tests/commands/test_prune_settings.py"]
 
 
 def attacked(words: list[str]) -> tuple[int, str]:

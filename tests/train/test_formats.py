@@ -1,4 +1,4 @@
-"""Plain files give their rows; every failure is one sentence. What benchmarks ship: tasks/test_files.py."""
+"""Plain files give their rows; every failure is one sentence. What benchmarks ship: tasks/test_task_files.py."""
 
 import contextlib
 import csv
@@ -164,6 +164,14 @@ TABLES = st.lists(NAME, min_size=1, max_size=4, unique=True).flatmap(
         max_size=8,
     ).map(lambda rows: [dict(zip(names, row, strict=True)) for row in rows])
 )
+
+
+def test_a_field_of_any_length_is_read(tmp_path):
+    long = "word " * 60_000
+    path = tmp_path / "train.csv"
+    path.write_text(f'text,label\n"{long}",1\nshort,0\n')
+    columns = formats.read(path)
+    assert columns["text"] == [long, "short"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

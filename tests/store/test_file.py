@@ -368,3 +368,15 @@ def test_an_attacker_with_right_checksums_changes_only_what_is_declared(tmp_path
     data = payload.pack(WEIGHT, codecs=("dense",))
     other = resealed(data[:20] + bytes(len(data) - 20))
     assert identical(read_all(write_tensors(tmp_path / SINGLE, {"w": vector(other)}))["w"], torch.zeros_like(WEIGHT))
+
+
+def test_the_same_tensors_are_the_same_file(tmp_path):
+    tensors = {f"größe.{i}": torch.arange(7.0) * i for i in range(3)}
+    written = []
+    for i in range(6):  # chance would order three entries alike six times in 7776 tries
+        (tmp_path / str(i)).mkdir()
+        (path,) = file.write(tmp_path / str(i), tensors)
+        written.append(path.read_bytes())
+    assert len(set(written)) == 1
+    with file.Stored([path]) as stored:
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in stored.items())
