@@ -73,6 +73,14 @@ def bases() -> list[bytes]:
     twoway.mask_classes = twoway.value_classes = lambda *_: classes  # seven levels of either kind
     made.append(payload.pack(torch.from_numpy(codes * (codes % 3 == 0)), codecs=("entropy",)))
     twoway.mask_classes, twoway.value_classes = kept
+    for tall, wide in ((1, 4), (2, 3), (16, 16)):  # plain where they are small, else at their entropy
+        for shape in ((2 * tall, 2 * wide), (96, 96)):
+            chance = np.exp(generator.normal(-1, 1, (shape[0] // tall, 1))) * np.ones(shape[1] // wide)
+            weight = generator.normal(0, 1, shape) * np.kron(
+                generator.random(chance.shape) < chance, np.ones((tall, wide))
+            )
+            for values in ("fp32", "int4"):
+                made.append(payload.pack(torch.from_numpy(weight + 0.0).float(), values, codecs=("blocks",)))
     return made
 
 
@@ -162,9 +170,14 @@ def sealed(data: bytes) -> bytes:
 
 # The cases of each kind.
 def composed_payload(dice: random.Random, _: Path) -> bytes:
-    """The entropy codec's streams, each one readable, with numbers that fit each other or do not quite."""
-    rows, columns = dice.randrange(1, 12), dice.randrange(1, 12)
+    """The streams of the entropy codec, of blocks or of single weights, each one readable, with numbers that fit each
+    other or do not quite.
+    """
     wrong = 0.0 if dice.random() < 0.3 else 0.1  # how likely a number is off
+    grid = dice.randrange(1, 12), dice.randrange(1, 12)
+    blocked = dice.random() < 0.5
+    tall, wide = (dice.randrange(1, 5), dice.randrange(1, 5)) if blocked else (1, 1)
+    rows, columns = grid[0] * tall, grid[1] * wide
 
     def off(number: int) -> int:
         return max(0, number + dice.choice((-1, 1, 9))) if dice.random() < wrong else number
@@ -172,17 +185,17 @@ def composed_payload(dice: random.Random, _: Path) -> bytes:
     def numbers(count: int, low: int, high: int, kind: str) -> bytes:
         return stream(np.array([dice.randint(low, high) for _ in range(off(count))], dtype=kind))
 
-    def classes() -> tuple[bytes, np.ndarray]:
+    def classes(*counts: int) -> tuple[bytes, np.ndarray]:
         most = dice.choice((0, 0, 1, 3, 47, 48 if wrong else 47))
-        sides = [np.array([dice.randint(0, most) for _ in range(count)], np.uint8) for count in (rows, columns)]
+        sides = [np.array([dice.randint(0, most) for _ in range(count)], np.uint8) for count in counts]
         return b"".join(map(stream, sides)), np.add.outer(*sides)
 
-    (mask, places), (sizes, grades) = classes(), classes()
+    (mask, places), (sizes, grades) = classes(*grid), classes(rows, columns)
     body, kept = mask, 0
     for level in range(int(places.max()) + 1):
         count = int((places == level).sum())
         ones = off(dice.choice((0, count, dice.randint(0, count))))
-        listed, kept = max(0, min(ones, count - ones)), kept + ones
+        listed, kept = max(0, min(ones, count - ones)), kept + ones * tall * wide
         room = (count - listed) // max(listed, 1)
         body += bytes([ones]) + numbers(
             listed, 0, dice.choice((0, room, room + 1)), dice.choice(("u1", "u1", "u2", "u4"))
@@ -190,8 +203,10 @@ def composed_payload(dice: random.Random, _: Path) -> bytes:
     body += sizes
     for grade in range(int(grades.max()) + 1):
         likely = round(kept * float((grades == grade).mean()))
-        body += numbers(dice.choice((likely, kept, 0)), 1, 99, "i1" if dice.random() > wrong / 5 else "i2")
-    return sealed(payload.HEADER.pack(b"PNSR", 1, 4, 0, dice.randrange(2), rows, columns, 0) + body)
+        least = dice.choice((0, 1)) if blocked else 1
+        body += numbers(dice.choice((likely, kept, 0)), least, 99, "i1" if dice.random() > wrong / 5 else "i2")
+    codec, head = (5, bytes([off(tall), off(wide), off(1)])) if blocked else (4, b"")
+    return sealed(payload.HEADER.pack(b"PNSR", 1, codec, 0, dice.randrange(2), rows, columns, 0) + head + body)
 
 
 def resealed_file(dice: random.Random, _: Path) -> bytes:

@@ -1,7 +1,7 @@
 """How small the file is and how fast it is read, against bounds computed from the same codes and against other ways
 to store them.
 
-    python benchmarks/storage.py --output benchmarks/results/storage.txt       # BERT-base's shapes, 80 and 90 %
+    python benchmarks/storage.py --output benchmarks/results/storage.txt       # BERT-base's shapes: single weights, 1x4
     python benchmarks/storage.py --model RUN/model …                           # models that were pruned
 
 Everything is counted that a file needs to give the weights back: scales, headers, checksums, names. The bounds count
@@ -10,7 +10,10 @@ only codes:
     order 0       the mask as independent bits of one density a matrix, the codes by their frequencies in the matrix
     conditional   each mask bit by the additive model logit p = a_row + b_column fitted to the matrix; codes as above
 
-and nothing for the scales, the frequencies or the fitted numbers themselves. Timings: medians, the sides taking turns.
+Where blocks were pruned, a mask has one bit a block, and all codes of the kept blocks count, zeros too. The bounds
+count nothing for the scales, the frequencies or the fitted numbers themselves.
+
+Timings are medians, the sides taking turns.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import itertools
 import os
 import statistics
 import sys
@@ -32,7 +36,7 @@ import zstandard
 from safetensors.torch import save
 from torch import Tensor
 
-from pinscher.store import file, payload, twoway
+from pinscher.store import blocks, file, payload, twoway
 from pinscher.store.quantize import dequantize, quantize
 
 Weights = dict[str, Tensor]
@@ -54,9 +58,10 @@ def main() -> None:
             zeros = 1 - sum(int((w != 0).sum()) for w in weights.values()) / sum(w.numel() for w in weights.values())
             lines += report(f"{len(weights)} matrices of {shown(str(folder))}, {zeros:.1%} zeros", weights, True, args)
     else:
-        for sparsity in (0.8, 0.9):
+        for block, sparsity in itertools.product(((1, 1), (1, 4)), (0.8, 0.9)):
             title = f"BERT-base's {6 * args.layers} matrices, N(0, 0.04), {sparsity:.0%} pruned by magnitude"
-            lines += report(title, synthetic(args.layers, sparsity), False, args)
+            title += f" in blocks of {block[0]}x{block[1]}" if block != (1, 1) else ""
+            lines += report(title, synthetic(args.layers, sparsity, block), False, args)
     text = "\n".join(lines)
     print(text)
     if args.output:
@@ -68,17 +73,20 @@ def shown(word: str) -> str:
     return "/".join(Path(word).parts[-2:]) if word.startswith("/") else word
 
 
-def synthetic(layers: int, sparsity: float) -> Weights:
+def synthetic(layers: int, sparsity: float, block: tuple[int, int]) -> Weights:
     generator = torch.Generator().manual_seed(0)
     weights = {
         f"bert.encoder.layer.{i}.{name}.weight": torch.randn(shape, generator=generator) * 0.04
         for i in range(layers)
         for name, shape in BERT.items()
     }
-    size = torch.cat([w.abs().flatten() for w in weights.values()]).numpy()
+    tall, wide = block
+    sizes = {n: w.abs().unflatten(0, (-1, tall)).unflatten(2, (-1, wide)).sum((1, 3)) for n, w in weights.items()}
+    size = torch.cat([each.flatten() for each in sizes.values()]).numpy()
     at = int(sparsity * size.size)
     threshold = float(np.partition(size, at)[at])
-    return {name: torch.where(w.abs() >= threshold, w, 0.0) for name, w in weights.items()}
+    kept = {n: torch.from_numpy(blocks.spread((each >= threshold).numpy(), block)) for n, each in sizes.items()}
+    return {name: torch.where(kept[name], w, 0.0) for name, w in weights.items()}
 
 
 def pruned_weights(folder: Path) -> Weights:
@@ -95,12 +103,13 @@ def pruned_weights(folder: Path) -> Weights:
 # ------------------------------------------------------------ sizes
 
 
-def bounds(codes: dict[str, np.ndarray], conditional: bool) -> tuple[float, float]:
-    """Bytes of the two bounds."""
+def bounds(codes: dict[str, np.ndarray], shapes: dict[str, tuple[int, int]], conditional: bool) -> tuple[float, float]:
+    """Bytes of the two bounds; `shapes` says in what blocks each matrix was pruned."""
     values = order0 = given = 0.0
-    for matrix in codes.values():
-        kept = matrix != 0
-        values += twoway.entropy(np.bincount(matrix[kept].view(np.uint8), minlength=256)) / 8
+    for name, matrix in codes.items():
+        kept = blocks.joined(matrix != 0, shapes[name])
+        coded = matrix[blocks.spread(kept, shapes[name])]
+        values += twoway.entropy(np.bincount(coded.view(np.uint8), minlength=256)) / 8
         ones = int(kept.sum())
         order0 += twoway.entropy(np.array([ones, kept.size - ones])) / 8
         if conditional:
@@ -146,13 +155,16 @@ def report(title: str, weights: Weights, conditional: bool, args: argparse.Names
     made = {name: quantize(w, search=False) for name, w in weights.items()}
     codes = {name: q.codes.numpy() for name, q in made.items()}
     scales = b"".join(payload.stream(q.scale.bfloat16().view(torch.uint16).numpy()) for q in made.values())
-    order0, given = bounds(codes, conditional)
+    shapes = {name: blocks.block_shape((w != 0).numpy()) for name, w in weights.items()}
+    order0, given = bounds(codes, shapes, conditional)
     dense = sum(4 * w.numel() for w in weights.values())
     rows = others(codes, weights, scales)
     rows |= {f"pinscher, {name} only": ours(weights, (name,)) for name in ("csr", "delta", "bitmask")}
     ratio = f"{dense / 1e6:.1f} MB in fp32"
     small = ours(weights, tuple(payload.CODECS))
     rows["pinscher"] = small
+    if any(shape != (1, 1) for shape in shapes.values()):
+        rows["pinscher, without blocks"] = ours(weights, tuple(name for name in payload.CODECS if name != "blocks"))
     lines = [f"{title}; {ratio}", "", f"{'':34}{'MB':>9}{'ratio':>9}{'to order 0':>13}"]
     for name, size in sorted(rows.items(), key=lambda row: -row[1]):
         lines.append(f"{name:34}{size / 1e6:9.3f}{dense / size:8.2f}x{size / order0 - 1:+13.2%}")

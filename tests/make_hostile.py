@@ -26,12 +26,13 @@ from pinscher.store.streams import KINDS, stream, varint
 from tiny_store import joined, resealed, sealed, vector
 
 FOLDER = Path(__file__).parent / "store" / "hostile"
-DENSE, CSR, DELTA, BITMASK, ENTROPY = range(5)
+DENSE, CSR, DELTA, BITMASK, ENTROPY, BLOCKS = range(6)
 INT8, FP32, INT64 = 0, 1, 8
 SCALED = 2
 MOST = 2**32 - 1
 FLAT = varint(0) * 2  # classes that are all 0
 U16 = np.dtype("<u2")
+BLOCK = FLAT + varint(1) + stream(np.zeros(1, np.uint8))  # the first of the blocks
 WEIGHT = torch.tensor([[1.5, 0, 0, -2], [0, 0, 3, 0]])
 
 
@@ -54,6 +55,10 @@ def raw(count: int, kind: str, body: bytes) -> bytes:
 
 def matrix(body: bytes, rows: int = 2, columns: int = 2, kind: int = INT8) -> bytes:
     return sealed(ENTROPY, kind, 0, rows, columns, body)
+
+
+def blocks(tall: int, wide: int, body: bytes, rows: int = 2, columns: int = 4, coding: int = 1) -> bytes:
+    return sealed(BLOCKS, INT8, 0, rows, columns, bytes([tall, wide, coding]) + body)
 
 
 def values(made: bytes, count: int = 4, kind: int = INT8) -> bytes:
@@ -101,6 +106,22 @@ def mask_levels(count: int) -> bytes:
     rows[0] = 47
     level = varint(1) + stream(np.zeros(count - 1, np.uint32))
     return matrix(stream(rows) + stream(np.array([47], np.uint8)) + level * 95, count, 1)
+
+
+def block_value_levels(count: int) -> bytes:
+    """The same for blocks of two weights."""
+    rows = np.zeros(count, np.uint8)
+    rows[0] = 47
+    classes = stream(rows) + stream(np.array([47], np.uint8))
+    body = FLAT + varint(count // 2) + varint(0) + classes + ones(count) * 95
+    return blocks(2, 1, body, count, 1)
+
+
+def block_mask_levels(count: int) -> bytes:
+    rows = np.zeros(count, np.uint8)
+    rows[0] = 47
+    level = varint(1) + stream(np.zeros(count - 1, np.uint32))
+    return blocks(2, 1, stream(rows) + stream(np.array([47], np.uint8)) + level * 95, 2 * count, 1)
 
 
 Made = bytes | Callable[[], bytes]  # what takes a while is only made for the folder
@@ -167,6 +188,40 @@ PAYLOADS: dict[str, tuple[Made, str | None]] = {
     "value-levels": (lambda: value_levels(1 << 24, "int8", INT8), "at most|do not fit"),
     "value-levels-wide": (lambda: value_levels(1 << 21, "int64", INT64), "at most|do not fit"),
     "mask-levels": (lambda: mask_levels(1 << 22), "at most|do not fit|out of range|more kept"),
+    "blocks-of-no-rows": (blocks(0, 2, b""), "do not fit"),
+    "blocks-of-no-columns": (blocks(1, 0, b""), "do not fit"),
+    "blocks-larger-than-the-matrix": (blocks(4, 2, b""), "do not fit"),
+    "blocks-cut-by-the-edge": (blocks(1, 3, b""), "do not fit"),
+    "blocks-too-wide": (blocks(1, 129, b"", 1, 258), "do not fit"),
+    "blocks-of-nothing": (blocks(1, 1, b"", 0, 10**8, 0), None),
+    "blocks-of-one-weight-coded": (blocks(1, 1, FLAT + varint(8) + varint(0) + FLAT + ones(8)), "never written"),
+    "blocks-coding-unknown": (blocks(1, 2, b"", coding=2), "never written"),
+    "blocks-plain-cut": (blocks(1, 2, b"\x80\1", coding=0), "too early"),
+    "blocks-plain-past-the-end": (blocks(1, 2, b"\x08", coding=0), "past the last place"),
+    "blocks-plain-empty": (blocks(1, 2, b"\x80\0\0", coding=0), "a kept block without a value"),
+    "blocks-plain-huge": (blocks(128, 128, b"\xff" * 128, 4096, 4096, 0), "too early"),
+    "blocks-empty": (blocks(1, 2, BLOCK + FLAT + stream(np.zeros(2, np.int8))), "a kept block without a value"),
+    "blocks-all-empty": (
+        lambda: blocks(
+            1, 2, FLAT + varint(1 << 23) + varint(0) + FLAT + stream(np.zeros(1 << 24, np.int8)), 4096, 4096
+        ),
+        "a kept block without a value",
+    ),
+    "blocks-too-many": (blocks(1, 2, FLAT + varint(5)), "more kept weights"),
+    "blocks-gap-out-of-range": (blocks(1, 2, FLAT + varint(1) + gaps(4) + FLAT + ones(2)), "out of range"),
+    "blocks-gap-wraps": (
+        blocks(1, 4, FLAT + varint(1) + gaps(1 << 30, kind="uint32") + FLAT + ones(4), 2, 12),
+        "out of range",
+    ),
+    "blocks-classes-of-weights": (
+        blocks(1, 2, stream(np.ones(2, np.uint8)) + stream(np.ones(4, np.uint8))),
+        "at most 2",
+    ),
+    "blocks-values-too-few": (blocks(1, 2, BLOCK + FLAT + ones(1)), "values do not fit"),
+    "blocks-values-too-many": (blocks(1, 2, BLOCK + FLAT + ones(3)), "at most|do not fit"),
+    "blocks-values-wide": (blocks(1, 2, BLOCK + FLAT + ones(2, "int64")), "wrong type"),
+    "blocks-value-levels": (lambda: block_value_levels(1 << 24), "at most|do not fit"),
+    "blocks-mask-levels": (lambda: block_mask_levels(1 << 22), "at most|do not fit|out of range|more kept"),
     "stream-count": (values(varint(2**60) + b"\1\1\0"), "at most"),
     "stream-kind": (values(varint(4) + b"\x2a\1\0"), "unknown kind"),
     "stream-cut": (values(ones(4)[:-1]), "too early"),

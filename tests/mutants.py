@@ -50,6 +50,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-lm", {"codecs": ("delta",), "values": "fp16", "embeddings": "bf16"}),
     "distilbert": ("distilbert", {"codecs": ("bitmask", "dense"), "values": "int4", "max_shard_size": "5KB"}),
     "t5": ("t5", {"codecs": ("entropy",), "values": "bf16"}),
+    "roberta": ("roberta", {"codecs": ("blocks",), "values": "int4"}),
 }
 EDGES = (0, 1, 2, 3, 7, 16, 127, 255, 256, 65535, 65536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 ODD = (None, True, 0, -1, 1, 3, 10**6, 10**12, 2**63, 10**30, 0.5, float("inf"), "", "x", [], [1], {}, {"a": 1})
@@ -81,13 +82,15 @@ class Model:
 
 def prepare(folder: Path) -> dict[str, Model]:
     """A stored model of every kind."""
-    made = {}
+    made, dice = {}, torch.Generator()
     for name, (head, settings) in BASES.items():
         model = HEADS[head].make()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:
-                    parameter *= torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+                    width = 4 if settings["codecs"] == ("blocks",) and parameter.shape[1] % 4 == 0 else 1
+                    groups = torch.rand(len(parameter), parameter.shape[1] // width, generator=dice.manual_seed(1))
+                    parameter *= groups.repeat_interleave(width, 1) < 0.4
         pinscher.save_pretrained(model, folder / name, **settings)
         files = {}
         for path in file.files_of(folder / name):

@@ -22,14 +22,16 @@ from torch import Tensor
 from pinscher.store import file, payload
 
 INTEGERS = tuple(np.dtype(kind) for kind in ("int8", "int16", "int32", "int64"))
-PATTERNS = ("random", "rows", "columns", "both", "block", "diagonal")
+PATTERNS = ("random", "rows", "columns", "both", "block", "diagonal", "1x4", "4x1", "3x2", "16x16")
 MB = 1 << 20
 
 
 def pruned(
     rows: int, columns: int, density: float, dtype: Any = np.int8, pattern: str = "random", seed: int = 0
 ) -> np.ndarray:
-    """A matrix of integers with zeros; `pattern` says where what is kept gathers."""
+    """A matrix of integers with zeros; `pattern` says where what is kept gathers: "1x4" in blocks of that shape, of
+    whose weights one in twenty is a zero all the same, as rounding leaves them.
+    """
     random = np.random.default_rng(seed)
     chance = np.full((rows, columns), density)
     if pattern in ("rows", "both"):
@@ -42,6 +44,10 @@ def pruned(
     if pattern == "diagonal":
         chance[np.abs(np.subtract.outer(np.arange(rows), np.arange(columns))) > 2] = 0
     kept = random.random((rows, columns)) < chance
+    if pattern[:1].isdigit():
+        tall, wide = map(int, pattern.split("x"))
+        kept = kept[: -(-rows // tall), : -(-columns // wide)].repeat(tall, 0).repeat(wide, 1)[:rows, :columns]
+        kept &= random.random((rows, columns)) < 0.95
     info = np.iinfo(dtype)
     size = min(info.max, 40 if info.max < 128 else 10**9)
     values = np.round(random.laplace(0, size / 4, (rows, columns))).clip(info.min, info.max).astype(dtype)

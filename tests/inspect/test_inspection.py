@@ -49,7 +49,7 @@ def test_sums_over_kinds_and_layers():
     assert [layer["weights"] for layer in layers.values()] == [256] * 3
     assert (layers["1"]["dead_rows"], layers["1"]["sparsity"]) == (4, 32 / 256)
     for sums in (kinds, layers):
-        for codec in ("csr", "delta", "bitmask", "entropy"):
+        for codec in ("csr", "delta", "bitmask", "entropy", "blocks"):
             assert sum(s["sizes"][codec] for s in sums.values()) == sum(m.sizes[codec] for m in found.matrices)
 
 

@@ -33,6 +33,7 @@ from tiny_store import (
 FLOATS = [d for d in payload.KINDS if d.is_floating_point]
 NARROW = torch.tensor([[1.5, 0, -0.0, 0, 2], [0, 0, 0, 0, 0], [-3, 0, 0.25, 0, 0]])
 LEVELS = torch.tensor([[5, 0, -7, 1], [0, 0, 0, 2], [127, -128, 3, 0]], dtype=torch.int8)
+PAIRS = torch.tensor([[5, -7, 0, 0], [0, 0, 127, 0], [0, 0, 0, 0], [1, 2, 0, -128]], dtype=torch.int8)
 FAR = torch.zeros(2, 300, dtype=torch.int8)
 FAR[0, 3], FAR[1, 299] = 5, -7
 # Files with these bytes exist: a pinscher that reads them otherwise, or no longer, has broken somebody's model.
@@ -69,6 +70,11 @@ GOLDEN = {
         LEVELS,
         "504e5352010400000300000004000000f968394803000600100000102104000600100000080a0000030100050010000000030100050010000000010100050010000000030006001000000804040006001000000808020106001000c8230c05010a00100000408281ff830000",
     ),
+    "blocks": (PAIRS, "504e53520105000004000000040000009eef0b390102009305f97f0001020080"),
+    "blocks, coded": (
+        PAIRS,
+        "504e53520105000004000000040000007d7cb6fd01020104000600100000106102000600100000080200000300010100050010000800000004000600100000080a04000600100000080a010105001000280404010a002200308ff807a6001e030109002200000004140a20",
+    ),
     "bitmask, int8": (
         torch.tensor([[95, 0, 0, 0, 127], [0, 0, 0, 0, 0], [-127, 0, 11, 0, 0]])
         * torch.tensor([[0.0157470703125], [0], [0.023681640625]]),
@@ -103,7 +109,7 @@ def test_the_bytes_of_a_stored_matrix_mean_what_they_always_meant(name):
         assert identical(payload.unpack(bytes.fromhex(data)), weight)
 
 
-@pytest.mark.parametrize("name", ["dense", "csr", "delta", "delta, far", "bitmask"])
+@pytest.mark.parametrize("name", ["dense", "csr", "delta", "delta, far", "bitmask", "blocks"])
 def test_a_matrix_is_stored_in_the_same_bytes_as_ever(name):
     """The entropy codec's bytes may get better with pcodec; these are ours alone."""
     assert payload.pack(GOLDEN[name][0], codecs=(name.split(",")[0],)).hex() == GOLDEN[name][1]
@@ -262,7 +268,7 @@ def edited(place: int, change: bytes) -> bytes:
         "header cut": (bytes.fromhex(GOLDEN["csr"][1])[:19], "too short"),
         "another magic": (edited(0, b"PNG!"), "not a packed matrix"),
         "a newer version": (edited(4, b"\2"), "format version 2, this pinscher reads 1"),
-        "unknown codec": (edited(5, b"\5"), "codec or type that this pinscher does not know"),
+        "unknown codec": (edited(5, b"\6"), "codec or type that this pinscher does not know"),
         "unknown type": (edited(6, bytes([len(payload.KINDS)])), "codec or type that this pinscher does not know"),
         "unknown flag": (edited(7, b"\6"), "codec or type that this pinscher does not know"),
         "scales for fp32": (edited(6, b"\1"), "scales without int8 codes"),
@@ -340,5 +346,5 @@ def test_kinds_are_numbered_as_the_header_says():
 
 def test_the_golden_bytes_fix_the_order_of_levels_too():
     body = memoryview(bytes.fromhex(GOLDEN["entropy, levels"][1]))[20:]
-    classes = entropy._decode_classes(Reader(body), 3, 4)
+    classes = entropy.decode_classes(Reader(body), 3, 4)
     assert (classes.rows.tolist(), classes.columns.tolist()) == ([1, 0, 2], [0, 1, 0, 1])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pinscher.errors import InputError
 from pinscher.registry import Registry, unknown
-from pinscher.store import entropy
+from pinscher.store import blocks, entropy
 from pinscher.store.streams import DamagedError, Reader, varint
 
 Array = NDArray[Any]
@@ -107,12 +107,7 @@ class Bitmask:
         return mask + values
 
     def decode(self, reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
-        size = rows * columns
-        packed = reader.array(np.dtype(np.uint8), -(-size // 8))
-        bits = np.unpackbits(packed)
-        if bits[size:].any():
-            raise DamagedError("bits are set past the last place")
-        place = np.flatnonzero(bits[:size])
+        place = np.flatnonzero(reader.bits(rows * columns))
         return _scattered(place, values_of(reader, place.size, dtype), rows, columns)
 
 
@@ -128,12 +123,25 @@ class Entropy:
         return entropy.decode(reader, rows, columns, dtype)
 
 
+class Blocks:
+    """A mask of blocks, then the values of the kept ones, plainly or at their entropy (blocks.py)."""
+
+    number = 5
+
+    def encode(self, matrix: Array) -> bytes:
+        return blocks.encode(matrix)
+
+    def decode(self, reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
+        return blocks.decode(reader, rows, columns, dtype)
+
+
 CODECS: Registry[Codec] = Registry("codec")
 CODECS["dense"] = Dense()
 CODECS["csr"] = Csr()
 CODECS["delta"] = Delta()
 CODECS["bitmask"] = Bitmask()
 CODECS["entropy"] = Entropy()
+CODECS["blocks"] = Blocks()
 BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 assert len(BY_NUMBER) == len(CODECS)
 

@@ -1,4 +1,4 @@
-"""The entropy codec: places and values of the nonzero codes, with one stream of each per level (twoway.py).
+"""The entropy codec: places and values of the nonzero codes, each in as many streams as there are levels (twoway.py).
 
     matrix   stream row classes | stream column classes            of the mask
              for each level: varint ones | stream of gaps          gaps between ones, or between zeros if those are
@@ -13,6 +13,7 @@ level.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -29,28 +30,32 @@ Array = NDArray[Any]
 
 def encode(matrix: Array) -> bytes:
     """A matrix of integers [rows, columns]; zero means pruned."""
-    kept = matrix != 0
-    shape = matrix.shape[0], matrix.shape[1]
+    mask, row, column = encode_mask(matrix != 0)
+    return mask + encode_values(matrix[row, column], row, column, (matrix.shape[0], matrix.shape[1]))
+
+
+def encode_mask(kept: Array) -> tuple[bytes, Array, Array]:
+    """A mask as bytes, and row and column of its ones in the order in which they are coded."""
     classes = twoway.mask_classes(kept)
     layout = Layout(classes)
     sequence = layout.sequence(kept)
-    parts = [_encode_classes(classes)]
-    for start, end in layout.spans():
-        parts.append(_encode_level(sequence[start:end]))
-    row, column = layout.places(np.flatnonzero(sequence))
-    values = matrix[row, column]
+    parts = [_encode_classes(classes), *(_encode_level(sequence[start:end]) for start, end in layout.spans())]
+    return b"".join(parts), *layout.places(np.flatnonzero(sequence))
+
+
+def encode_values(values: Array, row: Array, column: Array, shape: tuple[int, int]) -> bytes:
+    """The values at these places, level by level."""
     graded = values.dtype == np.int8
     sizes = twoway.value_classes(values, row, column, shape) if graded else twoway.flat(*shape)
-    parts.append(_encode_classes(sizes))
     level = sizes.rows[row] + sizes.columns[column]
-    parts.extend(stream(np.ascontiguousarray(values[level == number])) for number in range(sizes.levels))
-    return b"".join(parts)
+    parts = [stream(np.ascontiguousarray(values[level == number])) for number in range(sizes.levels)]
+    return b"".join([_encode_classes(sizes), *parts])
 
 
 def decode(
     reader: Reader, rows: int, columns: int, dtype: np.dtype[Any], scale: NDArray[np.float32] | None = None
 ) -> Array:
-    """The matrix; with a scale for each row, the fp32 weights of int8 codes.
+    """The matrix, or with a scale for each row the fp32 weights that int8 codes stand for.
 
     Raises:
         DamagedError: for anything that `encode` cannot have written.
@@ -64,17 +69,33 @@ def decode(
 
 def _decode_slowly(reader: Reader, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
     """The reference: computes every place, then puts the values there."""
-    layout = Layout(_decode_classes(reader, rows, columns))
+    row, column = decode_mask(reader, rows, columns)
+    return decode_values(reader, row, column, (rows, columns), dtype)
+
+
+def decode_mask(reader: Reader, rows: int, columns: int) -> tuple[Array, Array]:
+    """Row and column of the ones of a mask, in the order in which they are coded."""
+    layout = Layout(decode_classes(reader, rows, columns))
     ones = [start + _decode_level(reader, end - start) for start, end in layout.spans()]
-    row, column = layout.places(np.concatenate(ones))
-    sizes = _decode_classes(reader, rows, columns)
+    return layout.places(np.concatenate(ones))
+
+
+def decode_values(
+    reader: Reader, row: Array, column: Array, shape: tuple[int, int], dtype: np.dtype[Any], *, zeros: bool = False
+) -> Array:
+    """The matrix that has the values at these places and zeros elsewhere; `zeros` says that a value may be one."""
+    sizes = decode_classes(reader, *shape)
     level = sizes.rows[row] + sizes.columns[column]
     counts = np.bincount(level, minlength=sizes.levels)
-    values = [_decode_values(reader, int(count), dtype) for count in counts]
-    out = np.zeros(rows * columns, dtype)
-    place = row * columns + column
-    out[place[np.argsort(level, kind="stable")]] = np.concatenate(values)
-    return out.reshape(rows, columns)
+    values = []
+    for count in counts:
+        values.append(_checked(reader.stream(int(count)), dtype, zeros))
+        if values[-1].size != count:
+            raise DamagedError("the values do not fit the mask")
+    out = np.zeros(shape, dtype)
+    order = np.argsort(level, kind="stable")
+    out[row[order], column[order]] = np.concatenate(values)
+    return out
 
 
 def _decode(
@@ -86,18 +107,50 @@ def _decode(
     scale: NDArray[np.float32] | None,
 ) -> Array:
     """The same with the walk over places and values in native code."""
-    classes = _decode_classes(reader, rows, columns)
+    mask = read_mask(reader, rows, columns)
+    sizes, values = read_values(reader, (rows, columns), mask.kept, dtype)
+    return scattered(core, mask, sizes, values, scale)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask as it is coded: for each level how many ones it has, and the gaps between them or between its zeros."""
+
+    classes: Classes
+    ones: list[int]
+    gaps: list[Array]
+
+    @property
+    def kept(self) -> int:
+        return sum(self.ones)
+
+
+def read_mask(reader: Reader, rows: int, columns: int) -> Mask:
+    classes = decode_classes(reader, rows, columns)
     listed = [_decode_gaps(reader, size) for size in _level_sizes(classes)]
-    sizes = _decode_classes(reader, rows, columns)
-    kept = sum(ones for ones, _ in listed)
+    return Mask(classes, [ones for ones, _ in listed], [gaps for _, gaps in listed])
+
+
+def read_values(
+    reader: Reader, shape: tuple[int, int], kept: int, dtype: np.dtype[Any], *, zeros: bool = False
+) -> tuple[Classes, list[Array]]:
+    """The classes of the values, and the values of each level: in all no more than were kept."""
+    sizes = decode_classes(reader, *shape)
     values: list[Array] = []
     for _ in range(sizes.levels):
-        values.append(_checked(reader.stream(kept), dtype))
+        values.append(_checked(reader.stream(kept), dtype, zeros))
         kept -= values[-1].size  # so that all levels together allocate no more than was kept
-    out = np.zeros((rows, columns), dtype if scale is None else np.float32)
-    ones, gaps = [count for count, _ in listed], [some for _, some in listed]
-    outcome = core.scatter(gaps, ones, classes.rows, classes.columns, sizes.rows, sizes.columns, values, scale, out)
-    if outcome:
+    return sizes, values
+
+
+def scattered(
+    core: ModuleType, mask: Mask, sizes: Classes, values: list[Array], scale: NDArray[np.float32] | None = None
+) -> Array:
+    """The matrix with the values at the ones of the mask, each times its row's scale if there are some."""
+    classes, dtype = mask.classes, values[0].dtype
+    out = np.zeros((len(classes.rows), len(classes.columns)), dtype if scale is None else np.float32)
+    sides = classes.rows, classes.columns, sizes.rows, sizes.columns
+    if outcome := core.scatter(mask.gaps, mask.ones, *sides, values, scale, out):
         raise DamagedError(("an index is out of range", "the values do not fit the mask")[outcome - 1])
     return out
 
@@ -169,7 +222,7 @@ def _encode_classes(classes: Classes) -> bytes:
     return stream(classes.rows) + stream(classes.columns)
 
 
-def _decode_classes(reader: Reader, rows: int, columns: int) -> Classes:
+def decode_classes(reader: Reader, rows: int, columns: int) -> Classes:
     sides = []
     for count in (rows, columns):
         side = reader.stream(count)
@@ -212,16 +265,9 @@ def _decode_level(reader: Reader, size: int) -> Array:
     return np.flatnonzero(kept)
 
 
-def _decode_values(reader: Reader, count: int, dtype: np.dtype[Any]) -> Array:
-    values = _checked(reader.stream(count), dtype)
-    if values.size != count:
-        raise DamagedError("the values do not fit the mask")
-    return values
-
-
-def _checked(values: Array, dtype: np.dtype[Any]) -> Array:
+def _checked(values: Array, dtype: np.dtype[Any], zeros: bool) -> Array:
     if values.size and values.dtype != dtype:
         raise DamagedError("the values have the wrong type")
-    if not values.all():
+    if not zeros and not values.all():
         raise DamagedError("a kept weight without a value")
     return values.astype(dtype, copy=False)

@@ -106,6 +106,13 @@ class Reader:
     def array(self, dtype: np.dtype[Any], count: int) -> Array:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
 
+    def bits(self, count: int) -> Array:
+        """So many bits as booleans, most significant first; those that fill the last byte must be zero."""
+        bits = np.unpackbits(self.array(np.dtype(np.uint8), -(-count // 8)))
+        if bits[count:].any():
+            raise DamagedError("bits are set past the last place")
+        return bits[:count].view(bool)
+
     def stream(self, most: int) -> Array:
         """The numbers of a stream; more than `most` of them are refused before memory is allocated."""
         count = self.varint()

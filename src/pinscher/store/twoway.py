@@ -94,13 +94,13 @@ def mask_classes(kept: Array) -> Classes:
 
 
 def value_classes(codes: Array, row: Array, column: Array, shape: tuple[int, int]) -> Classes:
-    """The same for the codes of the kept places (int8, at `row` and `column`)."""
+    """The same for the codes of the kept places (int8, at `row` and `column`); zeros may be among them."""
     best = flat(*shape)
     if codes.size < 2 * VALUE_STREAM:
         return best
     symbols = codes.view(np.uint8).astype(np.int64)
     least = entropy(np.bincount(symbols, minlength=256)) / 8 + VALUE_STREAM
-    size = np.log(np.abs(codes.astype(np.float32)))
+    size = np.log(np.maximum(np.abs(codes.astype(np.float32)), 0.5))  # a zero is the smallest of codes
     rho = _means(size, row, shape[0], 0.5)
     gamma = _means(size - rho[row], column, shape[1], 3.0)
     for step in VALUE_GRID:
