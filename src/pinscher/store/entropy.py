@@ -1,8 +1,8 @@
-"""The entropy codec: places and values of the nonzero codes, each in as many streams as there are levels (twoway.py).
+"""The entropy codec: places and values of the nonzero codes, with one stream of each per level (twoway.py).
 
     matrix   stream row classes | stream column classes            of the mask
-             for each level: varint ones | stream of gaps          gaps between ones, or between zeros if those are
-             fewer stream row classes | stream column classes            of the values
+             for each level: varint ones | stream of gaps          between ones, or between zeros if those are fewer
+             stream row classes | stream column classes            of the values
              for each level: stream of values
 
 A level's places come block by block: for every row class a in turn the rows of class a, row by row, with the columns of
@@ -55,7 +55,7 @@ def encode_values(values: Array, row: Array, column: Array, shape: tuple[int, in
 def decode(
     reader: Reader, rows: int, columns: int, dtype: np.dtype[Any], scale: NDArray[np.float32] | None = None
 ) -> Array:
-    """The matrix, or with a scale for each row the fp32 weights that int8 codes stand for.
+    """The matrix; with a scale for each row, the fp32 weights of int8 codes.
 
     Raises:
         DamagedError: for anything that `encode` cannot have written.
