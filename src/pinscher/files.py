@@ -97,6 +97,11 @@ def check_file(path: str | os.PathLike[str], flag: str) -> None:
         raise InputError(f"cannot write {path}: you may not write there. Give {flag} another name.")
 
 
+def readable(count: float) -> str:
+    """Bytes in kB or MB, with about three digits."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -42,7 +42,7 @@ def test_messages_come_through_as_they_are():
 def test_advice_never_names_an_engine_that_answers_otherwise():
     words = bench.advice(REPORT)
     assert "pinscher, 2.0 times as fast" in words
-    assert "Not these" in words
+    assert "Not recommended" in words
     assert words.endswith("other.")
     alone = {"latency": {"x": {"torch": {"p50_ms": 1.0}}}, "agreement": {"torch": {"same": 1.0}}}
     assert "stay with PyTorch" in bench.advice(alone)

@@ -11,7 +11,7 @@ import typer
 
 from pinscher import compare as comparing
 from pinscher.commands.console import console, duration, hush, say, table
-from pinscher.commands.flags import WHOLE, given, number
+from pinscher.commands.flags import WHOLE, given, halves, number
 from pinscher.errors import InputError
 from pinscher.settings import Number
 
@@ -106,7 +106,8 @@ def _session(
     from pinscher.compare.session import RECORD, Session
 
     if tune:
-        asked["tune"] = {name: values.split(",") for name, values in map(_halves, tune)}
+        named = (halves(text, "--tune", "NAME=VALUE,VALUE") for text in tune)
+        asked["tune"] = {name: values.split(",") for name, values in named}
     known = output / RECORD
     if not asked and not any(source.values()) and known.exists():
         source["path"] = str(known)
@@ -199,10 +200,3 @@ def _part(text: str) -> tuple[int, int]:
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise InputError(f"--shard takes I/N with I from 1 to N, for example 1/2, not {text!r}.")
     return int(found[1]), int(found[2])
-
-
-def _halves(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--tune takes NAME=VALUE,VALUE, not {text!r}.")
-    return name.strip(), value

@@ -130,10 +130,5 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def size(count: float) -> str:
-    """Bytes in kB or MB, with about three digits."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
-
-
 def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"

@@ -89,13 +89,19 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def halves(text: str, flag: str, form: str) -> tuple[str, str]:
+    """NAME and VALUE of a flag that takes NAME=VALUE; `form` is how an error describes that."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{flag} takes {form}, not {text!r}.")
+    return name.strip(), value
+
+
 def _pair(text: str) -> tuple[str, Any]:
     import yaml
 
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--option takes NAME=VALUE, not {text!r}.")
+    name, value = halves(text, "--option", "NAME=VALUE")
     try:
-        return name.strip(), yaml.safe_load(value)
+        return name, yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise InputError(f"--option {text}: {value!r} is not a value that YAML can read.") from None

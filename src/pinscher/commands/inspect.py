@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pinscher import settings
-from pinscher.commands.console import bar, hush, percent, say, size, text, wide
+from pinscher.commands.console import bar, hush, percent, say, text, wide
 from pinscher.commands.flags import FRACTIONAL, WHOLE, given, number
 from pinscher.errors import InputError
+from pinscher.files import readable
 from pinscher.runfolder import RunFolder
 from pinscher.settings import COUNT, FINITE, SHARE
 
@@ -254,4 +255,4 @@ def _table(*titles: str) -> Table:
 
 
 def _size(count: int | None) -> str:
-    return "-" if count is None else size(count)
+    return "-" if count is None else readable(count)

@@ -16,6 +16,7 @@ import yaml
 from pinscher.compare import DECIDED, ablations, paper, published
 from pinscher.errors import InputError
 from pinscher.prune import CRITERIA
+from pinscher.prune.teacher import EMPIRICAL_RISK
 from pinscher.registry import did_you_mean
 from pinscher.settings import NOT_NEGATIVE, RATE, SEED, SPARSITY, number, numbers_in
 from pinscher.train import plan as planning
@@ -149,7 +150,7 @@ class Comparison:
             said = {n: getattr(config, n) if n in FIELDS else config.option[n] for n in tuned}
             trials.append(Trial(f"{name}{own}", said, config))
         config = trials[0].config
-        taught = config.objective == "knowledge-distillation" and config.teacher is None and not is_dense
+        taught = config.teaching.distils and config.teacher is None
         return Cell(task, variant, sparsity, seed, tuple(trials), cell_name(task, DENSE, 0.0, seed) if taught else None)
 
     def _searched(self, task: str, variant: str) -> dict[str, list[Any]]:
@@ -170,9 +171,9 @@ class Comparison:
         told = recipes.applied(str(told["recipe"]), told) if told.get("recipe") else told
         told = {"task": task, **told}
         if told["method"] == DENSE:
-            told = {n: value for n, value in told.items() if n not in PRUNING} | {"objective": "empirical-risk"}
+            told = {n: value for n, value in told.items() if n not in PRUNING} | {"objective": EMPIRICAL_RISK}
         elif told["method"] != "pins":
-            told.setdefault("objective", "empirical-risk")  # as in the paper, where only pins has a teacher
+            told.setdefault("objective", EMPIRICAL_RISK)  # as in the paper, where only pins has a teacher
         told |= {"sparsity": sparsity, "seed": seed, "output": str(folder), "export": False}
         config = RunConfig.from_dict(told)
         planning.task_of(config)

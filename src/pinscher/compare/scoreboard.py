@@ -155,8 +155,8 @@ def _figure(paper: str, cell: Cell) -> float | None:
     config = cell.config
     if not _is_published(config):
         return None
-    objective = "empirical-risk" if config.is_dense else config.objective  # there only pins has a teacher
-    return published.figure(paper, config.task, results.metric_of(cell), cell.sparsity, config.method, objective)
+    metric, objective = results.metric_of(cell), config.teaching.objective
+    return published.figure(paper, config.task, metric, cell.sparsity, config.method, objective)
 
 
 def _is_published(config: RunConfig) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pinscher.errors import InputError
+from pinscher.files import readable
 from pinscher.inspect import patterns
 from pinscher.inspect.sources import Checkpoint
 from pinscher.models.names import Place, head_axis, head_size, short_blocks
@@ -198,18 +199,18 @@ def said(found: Inspection) -> list[str]:
     lines += _said_of_dead(found.matrices)
     if any(m.pattern.family == "n:m" for m in found.matrices):
         lines.append(
-            "N:M is what sparse tensor cores of GPUs want, along inputs; pinscher's own kernels and codecs take it as "
-            "any other zeros."
+            "Sparse tensor cores of GPUs use N:M along inputs; pinscher's own kernels and codecs treat it like any "
+            "other zeros."
         )
     thin = [m for m in found.matrices if m.rank is not None and m.rank * sum(m.shape) < m.weights - m.zeros]
     if thin:
         lines.append(
-            f"{len(thin)} {'matrix has' if len(thin) == 1 else 'matrices have'} so low a rank that two thin factors "
-            f"would hold fewer numbers than are left in it, for example {thin[0].name} (rank {thin[0].rank})."
+            f"{len(thin)} {'matrix has' if len(thin) == 1 else 'matrices have'} such a low rank that two thin factors "
+            f"would have fewer numbers than weights are left, for example {thin[0].name} (rank {thin[0].rank})."
         )
     bad = [m.name for m in found.matrices if not m.is_finite]
     if bad:
-        lines.append(f"{len(bad)} of them hold NaN or infinity, first {bad[0]}: they have neither rank nor size.")
+        lines.append(f"{len(bad)} of them hold NaN or infinity, first {bad[0]}: they have no rank and no size.")
     return lines
 
 
@@ -220,16 +221,12 @@ def _said_of_sizes(found: Inspection, whole: Mapping[str, Any]) -> list[str]:
     best = min(sizes, key=lambda name: sizes[name])
     plain = 4 * sum(m.weights for m in found.matrices if m.is_finite)
     line = (
-        f"In fp32 these matrices are {_size(plain)}, in INT8 with the codec {best} {_size(sizes[best])}, "
+        f"In fp32 these matrices are {readable(plain)}, in INT8 with the codec {best} {readable(sizes[best])}, "
         f"{plain / sizes[best]:.1f} times smaller."
     )
     if found.can_export and whole["zeros"]:
         line += f" `pinscher export {found.model} --output DIR` writes that."
     return [line]
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _said_of_dead(matrices: Sequence[Matrix]) -> list[str]:
@@ -239,11 +236,12 @@ def _said_of_dead(matrices: Sequence[Matrix]) -> list[str]:
         lines.append(f"{len(empty)} {'is' if len(empty) == 1 else 'are'} empty: only the bias is left of {empty[0]}.")
     heads = sum(m.pattern.dead_heads for m in matrices)
     if heads:
-        lines.append(f"Attention heads that are dead, counted in each matrix by itself: {heads}.")
+        lines.append(f"Dead attention heads, counted separately in each matrix: {heads}.")
     rows, columns = (sum(getattr(m.pattern, name) for m in matrices) for name in ("dead_rows", "dead_columns"))
     if rows or columns:
         lines.append(
             f"{rows:,} rows (outputs that are only their bias) and {columns:,} columns (inputs that nobody reads) are "
-            "dead. The small file gives them next to no room; no command makes the matrices themselves smaller."
+            "dead. They take almost no space in the small file; `pinscher export --shrink` removes dead features and "
+            "heads."
         )
     return lines

@@ -34,7 +34,8 @@ from pinscher.prune.sharding import is_managed, local
 from pinscher.prune.snapshot import Snapshot
 from pinscher.settings import NOT_NEGATIVE, POSITIVE, STEPS, Names, Number, setting
 
-OBJECTIVES = ("self-regularization", "knowledge-distillation", "empirical-risk")
+SELF_REGULARIZATION, DISTILLATION, EMPIRICAL_RISK = "self-regularization", "knowledge-distillation", "empirical-risk"
+OBJECTIVES = (SELF_REGULARIZATION, DISTILLATION, EMPIRICAL_RISK)
 MIXES = ("sum", "entropy")
 CACHEABLE = ("classes", "regression")  # a few numbers an example
 OVERHEAD = 600  # bytes of Python and torch for each cached row
@@ -46,7 +47,7 @@ class TeacherConfig:
     """The objective, and how the teacher is used. Every field has a help text in its metadata ("help")."""
 
     objective: str = setting(
-        "self-regularization",
+        SELF_REGULARIZATION,
         f"{', '.join(OBJECTIVES)}: learn from the best student so far, from a dense teacher, or from the labels alone.",
         group="Training",
         takes=Names(OBJECTIVES),
@@ -99,6 +100,21 @@ class TeacherConfig:
         settings.check(self)
         self.check_mix()
 
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the teacher is the student's own best checkpoint."""
+        return self.objective == SELF_REGULARIZATION
+
+    @property
+    def distils(self) -> bool:
+        """Whether the teacher is a fixed, dense model."""
+        return self.objective == DISTILLATION
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether there is a teacher at all."""
+        return self.teaches_itself or self.distils
+
     def check_mix(self) -> None:
         """Raises InputError if both hardness and mix set the balance of labels and teacher."""
         if self.hardness is not None and self.mix == "entropy":
@@ -143,12 +159,12 @@ class Teacher:
         config = TeacherConfig.of(config, settings)
         if kind not in (None, *KINDS):
             raise ValueError(f"kind must be one of {', '.join(map(str, (None, *KINDS)))}, not {kind!r}")
-        objective, mix, temperature = config.objective, config.mix, config.temperature
-        if (objective == "knowledge-distillation") != (fixed is not None):
-            raise ValueError("objective 'knowledge-distillation' needs the teacher as `fixed`, the others take none")
+        mix, temperature = config.mix, config.temperature
+        if config.distils != (fixed is not None):
+            raise ValueError(f"objective {DISTILLATION!r} needs the teacher as `fixed`, the others take none")
         if fixed is model:
             raise ValueError("the fixed teacher must be another model than the student: it would be frozen with it")
-        self.objective, self.kind, self.mix = objective, kind, mix
+        self.objective, self.kind, self.mix = config.objective, kind, mix
         self.temperature = temperature if temperature is not None else (2.0 if mix == "entropy" else 1.0)
         self.hardness = config.hardness
         self.hidden_weight, self.embeddings_weight = config.hidden_weight, config.embeddings_weight
@@ -161,7 +177,7 @@ class Teacher:
         self._cache: dict[bytes, Tensor] = {}
         # The teacher stays out of every module tree: wrapped in objects that are not modules.
         self._fixed = (fixed.eval().requires_grad_(False),) if fixed is not None else ()
-        self.snapshot = Snapshot(model) if objective == "self-regularization" else None
+        self.snapshot = Snapshot(model) if config.teaches_itself else None
 
     @property
     def ready(self) -> bool:

@@ -238,12 +238,14 @@ def advice(report: dict[str, Any]) -> str:
         best = min(fit, key=fit.__getitem__)
         gain = engines_["torch"]["p50_ms"] / fit[best]
         if best == "torch":
-            lines.append(f"{shape}: stay with PyTorch; nothing that gives its answers is faster.")
+            lines.append(f"{shape}: stay with PyTorch; no engine with the same answers is faster.")
         else:
             lines.append(f"{shape}: {best}, {gain:.1f} times as fast as PyTorch.")
     left = [n for n, found in report["agreement"].items() if found["same"] < AGREE]
     if left:
-        lines.append(f"Not these, of whose answers fewer than {AGREE:.1%} are PyTorch's: {', '.join(left)}.")
+        lines.append(
+            f"Not recommended, because fewer than {AGREE:.1%} of their answers are PyTorch's: {', '.join(left)}."
+        )
     return "\n".join(lines)
 
 

@@ -50,8 +50,8 @@ class Shrunk:
             )
         if self.plain and self.heads_left:
             say.append(
-                f"  dead heads that stay as zeros: {self.heads_left:,}; a plain config cannot say how many a layer has "
-                "(--format pinscher removes them)"
+                f"  dead heads that stay as zeros: {self.heads_left:,}; a plain config has one number of heads for "
+                "all layers (--format pinscher removes them)"
             )
         if not self.plain and self.features_left + self.heads_left:
             say.append(
@@ -60,8 +60,8 @@ class Shrunk:
             )
         if self.lines_left:
             say.append(
-                f"  dead rows and columns elsewhere: {self.lines_left:,}; they stay, for all layers share the width of "
-                "the model, and all heads their size"
+                f"  dead rows and columns elsewhere: {self.lines_left:,}; they stay, because all layers share the "
+                "width of the model, and all heads their size"
             )
         return say
 

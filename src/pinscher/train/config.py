@@ -22,12 +22,12 @@ from pinscher.prune import CRITERIA, PruningConfig, TeacherConfig
 from pinscher.prune.config import INTERVAL, PruningSettings, make_criterion
 from pinscher.prune.once import prunes_once
 from pinscher.prune.patterns import UNSTRUCTURED, parse
+from pinscher.prune.teacher import DISTILLATION, EMPIRICAL_RISK
 from pinscher.registry import did_you_mean
 from pinscher.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, RATE, SEED, STEPS, Names, setting
 from pinscher.train.subject import DataConfig, Subject
 
 DENSE = "dense"
-DISTILLATION = "knowledge-distillation"
 SELECTIONS = ("final", "best")
 BUDGETS = ("quick", "standard", "thorough")
 
@@ -184,8 +184,8 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
             raise InputError(
                 f"method {self.method!r} learns its masks and is exact only at the end: use --select final."
             )
-        if self.teacher is not None and self.objective != DISTILLATION:
-            raise InputError("--teacher is for --objective knowledge-distillation.")
+        if self.teacher is not None and not self.distils:
+            raise InputError(f"--teacher is for --objective {DISTILLATION}.")
 
     def _check_training(self) -> None:
         """Refuses settings that do not go together, or not with the method."""
@@ -249,7 +249,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     @property
     def uses_dense(self) -> bool:
         """Whether the model of a dense run is what this one starts from or learns from."""
-        return not self.is_dense and self.teacher is None and (self.dense_start or self.objective == DISTILLATION)
+        return not self.is_dense and self.teacher is None and (self.dense_start or self.distils)
 
     @property
     def folder(self) -> Path:
@@ -279,7 +279,7 @@ class RunConfig(RunTeacher, TrainingConfig, DataConfig, RunPruning, Subject):
     def teaching(self) -> TeacherConfig:
         """The teacher's settings; a dense run has no teacher."""
         told = settings.values(self, TeacherConfig)
-        return TeacherConfig(**(told | {"objective": "empirical-risk"} if self.is_dense else told))
+        return TeacherConfig(**(told | {"objective": EMPIRICAL_RISK} if self.is_dense else told))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -223,10 +223,10 @@ def costs(plan: Plan, model: Any, trials: int = 3) -> Costs:
     prunable = sum(site.numel for site in sites)
     parameters = sum(p.numel() for p in model.parameters())
     copies = 4 * parameters + (0 if plan.pruning is None else 3 * prunable)  # weights, gradients, AdamW; the scores
-    if config.objective == "self-regularization" and plan.pruning is not None:
+    if config.teaching.teaches_itself:
         copies += parameters
     step = _seconds_a_step(plan, model, trials)
-    seconds = plan.steps * step * (TAUGHT if config.teaching.objective != "empirical-risk" else PRUNED)
+    seconds = plan.steps * step * (TAUGHT if config.teaching.is_taught else PRUNED)
     if config.needs_dense and config.dense_steps is not None:
         seconds += config.dense_steps * step
     return Costs(len(sites), prunable, parameters, 4 * copies, seconds)

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pinscher.errors import InputError
+from pinscher.prune.teacher import DISTILLATION
 from pinscher.registry import did_you_mean
-from pinscher.train.config import BUDGETS, DENSE, DISTILLATION, RunConfig
+from pinscher.train.config import BUDGETS, DENSE, RunConfig
 
 # task: epochs, batch, warm-up, cool-down. The learning rate warms up as long as the pruning does.
 SCHEDULES: dict[str, tuple[int, int, int, float]] = {

@@ -19,12 +19,13 @@ from transformers import PrinterCallback, TrainingArguments
 from pinscher.errors import InputError
 from pinscher.prune import Site
 from pinscher.prune.adapters import are_there
+from pinscher.prune.teacher import EMPIRICAL_RISK
 from pinscher.runfolder import FINISHED, INTERRUPTED, RunFolder
 from pinscher.train import folder as record
 from pinscher.train import fsdp, pretrained, storage, untrained
 from pinscher.train import plan as planning
 from pinscher.train.checksums import DamagedError
-from pinscher.train.config import DENSE, DISTILLATION, RunConfig
+from pinscher.train.config import DENSE, RunConfig
 from pinscher.train.evaluation import answer, evaluate, mean_loss
 from pinscher.train.folder import Result
 from pinscher.train.plan import Plan
@@ -106,7 +107,7 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
     inner = dataclasses.replace(
         config,
         method=DENSE,
-        objective="empirical-risk",
+        objective=EMPIRICAL_RISK,
         teacher=None,
         baseline=False,
         dense_start=False,
@@ -272,7 +273,7 @@ def _trainer(
 def _teacher(plan: Plan, dense: Result | None) -> Any:
     """The teacher of knowledge distillation: the given one, or the dense run's model; None for other objectives."""
     config = plan.config
-    if config.objective != DISTILLATION or config.is_dense:
+    if not config.teaching.distils:
         return None
     if config.teacher is not None:
         return pretrained.load_model(config.teacher, plan.task, plan.labels, plan.tokenizer)
@@ -301,7 +302,7 @@ def _arguments(plan: Plan, folder: RunFolder) -> TrainingArguments:
         label_smoothing_factor=config.label_smoothing,
         eval_strategy="steps",
         eval_steps=config.eval_every,
-        eval_on_start=config.objective == "self-regularization" and not config.is_dense,
+        eval_on_start=config.teaching.teaches_itself,
         metric_for_best_model="loss" if task.judged_by_loss else task.main,
         greater_is_better=not task.judged_by_loss,
         save_strategy="steps",
