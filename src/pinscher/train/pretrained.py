@@ -15,10 +15,11 @@ import transformers
 from pinscher.errors import InputError
 from pinscher.models.families import max_positions, type_of
 from pinscher.models.folders import class_of
-from pinscher.models.hub import load_weights, loading, locate, offline_if_unreachable
+from pinscher.models.hub import NOT_OF_A_CONFIG, load_weights, loading, locate, offline_if_unreachable
 from pinscher.prune import find_sites
 from pinscher.train.tasks import Task
 
+PROBLEMS = {"regression": "regression", "classes": "single_label_classification"}  # by which a model chooses its loss
 WORD_STARTS = "▁Ġ"  # what marks the start of a word is no word
 MOST_UNKNOWN = 0.5  # of the tokens
 LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
@@ -79,7 +80,13 @@ def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> No
 
 def max_tokens(model: str, tokenizer: Any) -> int:
     """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
-    return int(min(tokenizer.model_max_length, max_positions(load_config(model))))
+    told = tokenizer.model_max_length
+    if not isinstance(told, int | float) or not told >= 1:
+        raise InputError(
+            f"the tokenizer in {model} says that it takes {told!r} tokens (model_max_length in tokenizer_config.json): "
+            "give a positive number there, or leave it out."
+        )
+    return int(min(told, max_positions(load_config(model))))
 
 
 def width(model: str) -> int:
@@ -99,7 +106,7 @@ def load_model(
 ) -> Any:
     """The model with the head that the task needs, in fp32; `trained`: its own, a new one is refused."""
     place, config = locate(model), load_config(model)
-    settings: dict[str, Any] = {"dtype": torch.float32}
+    settings: dict[str, Any] = {"dtype": torch.float32, "return_dict": True, "output_attentions": False}
     heads = 1 if task.kind == "regression" else len(labels)
     if heads:
         _check_head(model, config, heads, new_head, trained)
@@ -107,12 +114,10 @@ def load_model(
     if labels:
         settings["id2label"] = dict(enumerate(labels))
         settings["label2id"] = {name: i for i, name in enumerate(labels)}
-    if task.kind == "regression":
-        settings["problem_type"] = "regression"
-    elif task.kind == "classes" and heads > 1 and getattr(config, "problem_type", None) is None:
-        # What the first batch with labels would write into the configuration. A run that is resumed after its last
-        # step sees no batch any more, and must save the same.
-        settings["problem_type"] = "single_label_classification"
+    if task.kind == "regression" or (task.kind == "classes" and heads > 1):
+        # Whatever the model was trained for before. Left open, the first batch with labels would write it into the
+        # configuration; a run that is resumed after its last step sees no batch any more, and must save the same.
+        settings["problem_type"] = PROBLEMS[task.kind]
     with _hub_if_needed(place):
         kind = getattr(transformers, task.architecture)
         if new_head and bool(getattr(config, "quantization_config", None)):
@@ -129,8 +134,8 @@ def load_model(
 def _on_new_head(kind: Any, model: str, settings: dict[str, Any]) -> Any:
     """A stored model's body under a fresh head: of a quantized file, transformers loads a head only as it was."""
     stored, _ = load_weights(class_of(load_config(model), model), model, dtype=settings["dtype"])
-    labels = {name: value for name, value in settings.items() if name not in ("dtype", "ignore_mismatched_sizes")}
-    config = transformers.AutoConfig.from_pretrained(locate(model), **labels)
+    own = {name: value for name, value in settings.items() if name not in NOT_OF_A_CONFIG}
+    config = transformers.AutoConfig.from_pretrained(locate(model), **own)
     del config.quantization_config
     fresh = kind.from_config(config, dtype=settings["dtype"])
     fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # a pooler may be only in one
@@ -214,7 +219,7 @@ def check_same_shape(start: str, model: str) -> None:
 
 def _check_head(model: str, config: Any, wanted: int, new_head: bool, trained: bool) -> None:
     """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
-    architecture = (config.architectures or [""])[0]
+    architecture = str((config.architectures or [""])[0])
     if "For" not in architecture or new_head:
         return  # a bare encoder
     tuned = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))

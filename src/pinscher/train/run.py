@@ -16,7 +16,8 @@ import transformers
 from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
+from pinscher.models.inputs import evaluating
 from pinscher.prune import Site
 from pinscher.prune.adapters import are_there
 from pinscher.runfolder import FINISHED, INTERRUPTED, RunFolder
@@ -35,6 +36,7 @@ from pinscher.train.storage import Student
 from pinscher.train.trainer import PinsTrainer
 
 QUIET = Console(quiet=True)
+FIRST = 2  # training rows that a model is tried on
 C = TypeVar("C")
 Validate = Callable[[Any], dict[str, float]]
 Start = tuple[Any, list[Site]]  # a model, and its prunable matrices
@@ -65,6 +67,8 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console, start: S
     model, sites = start or _fresh_model(plan)
     if config.teacher is not None:
         pretrained.check_order(config.teacher, plan.labels)
+    if not resume and start is None:
+        _try(plan, model)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process and not resume:
         record.start(plan, config, sites, folder)
@@ -205,6 +209,18 @@ def _sites(plan: Plan, model: Any) -> list[Site]:
             "least as much, or start from a denser model."
         )
     return sites
+
+
+def _try(plan: Plan, model: Any) -> None:
+    """Refuses a model that cannot compute the loss of the first rows: its settings may not go together."""
+    batch = plan.task.collator(plan.tokenizer)([plan.train[i] for i in range(min(FIRST, len(plan.train)))])
+    try:
+        with evaluating(model), torch.no_grad():  # without dropout, which would take random numbers
+            loss = model(**batch).loss
+    except Exception as error:  # every setting of a model can be wrong in a way of its own
+        raise InputError(f"{plan.config.model} cannot be trained: its model fails with: {first_line(error)}") from None
+    if loss is None:
+        raise InputError(f"{plan.config.model} cannot be trained: {type(model).__name__} computes no loss.")
 
 
 def _check_method(plan: Plan, sites: Sequence[Site]) -> None:
