@@ -21,6 +21,7 @@ from pinscher.train.tasks import Task
 
 PROBLEMS = {"regression": "regression", "classes": "single_label_classification"}  # by which a model chooses its loss
 WORD_STARTS = "▁Ġ"  # what marks the start of a word is no word
+SAME_TOKENS = "give one with the same tokenizer"
 MOST_UNKNOWN = 0.5  # of the tokens
 LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
 
@@ -180,7 +181,10 @@ def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) 
     """A head that is not in the file would be scored at random."""
     absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
     if absent:
-        raise InputError(f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}.")
+        raise InputError(
+            f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}. Fine-tune it first: "
+            "pinscher prune --method dense"
+        )
 
 
 def label_names(model: str) -> list[str]:
@@ -195,13 +199,34 @@ def plain(label: str) -> str:
     return re.sub(r"[\W_]", "", label.lower())
 
 
-def check_order(teacher: str, labels: Sequence[str]) -> None:
-    """Refuses a teacher that counts the classes in another order than the student."""
+def check_teacher(teacher: str, tokenizer: Any, labels: Sequence[str], length: int) -> None:
+    """Refuses a teacher that would misunderstand what the student reads or says.
+
+    Args:
+        teacher: its name.
+        tokenizer: the student's, which makes the teacher's inputs too.
+        labels: the task's classes in the student's order.
+        length: tokens of the longest example.
+    """
     named = label_names(teacher) if labels else []
     if named and [plain(name) for name in named] != [plain(label) for label in labels]:
         raise InputError(
             f"the teacher {teacher} has the labels {', '.join(named)}, the task {', '.join(labels)}: give a teacher of "
             "the same task, with its labels in the same order."
+        )
+    config = load_config(teacher)
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(rows, int) and rows <= max(tokenizer.get_vocab().values()):
+        raise InputError(f"the teacher {teacher} knows {rows:,} tokens, fewer than the model: {SAME_TOKENS}.")
+    try:
+        own = load_tokenizer(teacher).get_vocab()
+    except InputError:  # a teacher can do without
+        own = tokenizer.get_vocab()
+    if own != tokenizer.get_vocab():
+        raise InputError(f"the teacher {teacher} has other tokens than the model: {SAME_TOKENS}.")
+    if length > (most := max_positions(config)):
+        raise InputError(
+            f"the teacher {teacher} takes {most} tokens, an example has up to {length}: give --max-length {most}."
         )
 
 
