@@ -8,5 +8,10 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that is not empty; else the error's name."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's text that says anything, with the next one if it only announces that; the error's
+    name if none does.
+    """
+    if type(error) is KeyError:  # its text is the key alone
+        return f"there is no {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or type(error).__name__

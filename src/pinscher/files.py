@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pinscher.errors import InputError
 
+LONGEST = 2000  # bytes of a path; what is put beside and below it needs room too
+
 
 @contextlib.contextmanager
 def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
@@ -21,7 +23,7 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
     If the block raises, `folder` is left as it was.
     """
-    folder = Path(folder)
+    folder = _place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = fresh_name(folder)
     old = folder.with_name(f".{folder.name}.old")
@@ -45,12 +47,13 @@ def whole(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 def fresh_name(folder: Path) -> Path:
     """The temporary folder that `whole` gives for `folder`."""
+    folder = _place(folder)
     return folder.with_name(f".{folder.name}.new")
 
 
 def last_whole(folder: str | os.PathLike[str]) -> Path:
     """The folder, or its predecessor if a process was killed between two renames: that one is whole."""
-    folder = Path(folder)
+    folder = _place(folder)
     old = folder.with_name(f".{folder.name}.old")
     return old if not folder.exists() and old.exists() else folder
 
@@ -71,8 +74,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Writes a file that is whole or not there."""
-    path = Path(path)
+    """Writes a file that is whole or not there.
+
+    Raises:
+        InputError: for what is no file, such as /dev/stdout: it would be replaced by one.
+    """
+    path = _place(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is a folder, a pipe or a device, not a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -88,8 +97,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
 def check_file(path: str | os.PathLike[str], flag: str) -> None:
     """Raises InputError if a file cannot be written there, before any work is done for it."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give {flag} the name of a file.")
+    check_name(path, flag)
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise InputError(f"{path} is {what}: give {flag} the name of a file.")
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise InputError(f"cannot write {path}: {above} is a file. Give {flag} another name.")
@@ -100,6 +111,29 @@ def check_file(path: str | os.PathLike[str], flag: str) -> None:
 def readable(count: float) -> str:
     """Bytes in kB or MB, with about three digits."""
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def check_elsewhere(folder: Path) -> None:
+    """Raises InputError for the folder that the process is in, or one around it: `whole` would take it away."""
+    here = Path.cwd()
+    if folder.resolve() in (here, *here.parents):
+        raise InputError(f"{folder} is the folder that you are in, or one around it: give another one.")
+
+
+def check_name(path: Path, flag: str) -> None:
+    """Raises InputError for a name that not all can write who have to."""
+    try:
+        length = len(str(path.absolute()).encode())
+    except UnicodeEncodeError:
+        raise InputError(f"cannot write {str(path)!a}: the name is not UTF-8. Give {flag} another one.") from None
+    if length > LONGEST:
+        raise InputError(f"cannot write {str(path)[:60]}…: the name has {length} bytes. Give {flag} a shorter one.")
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """Where something is put: what a link points to; and `.` has a name of its own."""
+    path = Path(path)
+    return path.resolve() if path.is_symlink() or path.name in ("", "..") else path
 
 
 def _sync(path: Path) -> None:

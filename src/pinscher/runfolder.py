@@ -295,15 +295,16 @@ def holding(*places: Path) -> Iterator[None]:
         yield
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, flag: str = "--output") -> None:
     """Raises InputError if a folder cannot be made or written, before any work is done for it."""
+    files.check_name(folder, flag)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"cannot write {folder}: it is a file. Choose another --output.")
+        raise InputError(f"cannot write {folder}: it is a file. Choose another {flag}.")
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not above.is_dir():
-        raise InputError(f"cannot write {folder}: {above} is a file. Choose another --output.")
+        raise InputError(f"cannot write {folder}: {above} is a file. Choose another {flag}.")
     if not os.access(above, os.W_OK):
-        raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another --output.")
+        raise InputError(f"cannot write {folder}: you may not write in {above}. Choose another {flag}.")
 
 
 def require_file(path: Path) -> None:

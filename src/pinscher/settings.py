@@ -231,7 +231,7 @@ def _typed(wanted: str, value: Any, takes: Number) -> Any:
         if not isinstance(value, bool):
             raise RefusedError("must be true or false,", value)
     elif wanted == "str":
-        if not isinstance(value, str | os.PathLike):
+        if not isinstance(value, str | os.PathLike) or "\0" in str(value):  # which no path may hold
             raise RefusedError("must be text,", value)
         return os.fspath(value)
     elif wanted == "list[str]":
@@ -246,10 +246,9 @@ def _typed(wanted: str, value: Any, takes: Number) -> Any:
 
 
 def _names(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
+    value = [value] if isinstance(value, str) else value
     found: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else [None]
-    if not all(isinstance(name, str) for name in found):  # bytes are a list of numbers
+    if not all(isinstance(name, str) and "\0" not in name for name in found):  # bytes are a list of numbers
         raise RefusedError("must be a name or a list of names,", value)
     return found
 

@@ -24,14 +24,17 @@ BOUNDED = (
     "attack/damage.py --part 1/2",
     "attack/damage.py --part 2/2",
 )
-FLAGS = ["-m", "pytest", "-n", "0", "tests/train/test_config.py", "tests/commands/test_prune_settings.py"]
+FLAGS = [
+    *("-m", "pytest", "-n", "0"),
+    *("tests/train/test_config.py", "tests/commands/test_prune_settings.py", "tests/commands/test_flags_values.py"),
+]
 
 
 def attacked(words: list[str]) -> tuple[int, str]:
-    """Runs one attack; gives its exit status and what it printed."""
+    """Runs one attack; gives its exit status and what it printed, with its own count as the last line."""
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], cwd=TESTS.parent, env=alone, text=True, capture_output=True)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stderr + done.stdout
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import save_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -126,9 +127,41 @@ def test_a_fast_model_is_copied_not_pickled(kind):
     for part, twin in zip(fast.parameters(), own.parameters(), strict=True):
         assert torch.equal(part, twin)
         assert part.data_ptr() != twin.data_ptr()
-    for refused in (own.save_pretrained, own.push_to_hub):
-        with pytest.raises(InputError, match="cannot be saved: save the one it was made from"):
-            refused("x")
+
+
+@pytest.mark.parametrize("kind", [*ORIGINALS, "llama"])
+def test_what_is_left_in_torch_is_not_saved_as_if_it_were_the_model(kind, tmp_path):
+    fast = pinscher.accelerate(decoder("llama"), mode="fp32") if kind == "llama" else fast_of(kind)
+    for part in (fast, fast.base_model, copy.deepcopy(fast)):
+        for refused in (part.save_pretrained, part.push_to_hub):
+            with pytest.raises(InputError, match="cannot be saved: save the one it was made from"):
+                refused(str(tmp_path / "x"))
+        for store in (
+            lambda model: model.state_dict(),
+            lambda model: save_model(model, str(tmp_path / "x")),
+            lambda model: pinscher.save_pretrained(model, tmp_path / "x"),
+        ):
+            with pytest.raises(InputError, match=r"has no state_dict.*\(take the model it was made from"):
+                store(part)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [*ORIGINALS, "llama"])
+def test_a_change_is_refused_before_it_is_half_made(kind):
+    model = decoder("llama") if kind == "llama" else ORIGINALS[kind]()
+    fast = pinscher.accelerate(model, mode="fp32")
+    wanted = fast(IDS)[0]
+    for change in (
+        lambda: fast.resize_token_embeddings(50),
+        lambda: fast.base_model.resize_token_embeddings(50),
+        lambda: fast.set_input_embeddings(torch.nn.Embedding(50, 48)),
+        lambda: fast.load_state_dict(model.state_dict(), strict=False),
+    ):
+        with pytest.raises(InputError, match="cannot be changed: change the one it was made from"):
+            change()
+    assert torch.equal(fast(IDS)[0], wanted)
+    with pytest.raises(InputError, match="is accelerated already"):
+        pinscher.accelerate(fast)
 
 
 # ------------------------------------------------------------ inputs
@@ -196,6 +229,12 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("list of types", {"input_ids": IDS, "token_type_ids": IDS.tolist()}, "token_type_ids: .* tensors, not list"),
     ("array", {"input_ids": IDS.numpy()}, "input_ids: the inputs must be tensors, not ndarray"),
     ("long", {"inputs_embeds": torch.zeros(1, 71, 48)}, "71 tokens in a row: the model takes 70"),
+    ("one mask", {"input_ids": IDS, "attention_mask": 1}, "attention_mask is 1: give a number for each token"),
+    ("sparse", {"input_ids": IDS.to_sparse()}, "input_ids is sparse or quantized"),
+    ("sparse mask", {"input_ids": IDS, "attention_mask": torch.ones(2, 8).to_sparse()}, "attention_mask is sparse"),
+    ("doubles", {"inputs_embeds": torch.zeros(2, 8, 48).double()}, "float64, the model torch.float32: give them in"),
+    ("complex", {"inputs_embeds": torch.zeros(2, 8, 48) * 1j}, "complex64, the model torch.float32: give them in"),
+    ("width", {"inputs_embeds": torch.zeros(2, 8, 49)}, "inputs_embeds of 49 features are not .*: give 48"),
     ("meta mask", {"input_ids": IDS, "attention_mask": torch.ones(2, 8, device="meta")}, "attention_mask is on meta"),
 ]
 
@@ -297,6 +336,12 @@ ODD_OF_DECODERS: list[tuple[str, dict[str, Any], str]] = [
     ("list", {"input_ids": IDS.tolist()}, "input_ids: the inputs must be tensors, not list"),
     ("floats", {"input_ids": IDS.float()}, "input_ids have .*float32; they must be integers"),
     ("booleans", {"input_ids": IDS.bool()}, "input_ids have .*bool; they must be integers"),
+    ("shorts", {"input_ids": IDS.short()}, "input_ids have .*int16; they must be integers, int64 or int32"),
+    ("token", {"input_ids": IDS + 99}, r"input_ids contain \d+: the model has 0 to 98"),
+    ("negative", {"input_ids": -IDS}, r"input_ids contain -\d+: the model has 0 to 98"),
+    ("sparse", {"input_ids": IDS.to_sparse()}, "input_ids is sparse or quantized"),
+    ("one mask", {"input_ids": IDS, "attention_mask": 1}, "attention_mask is 1: give a number for each token"),
+    ("doubles", {"inputs_embeds": torch.zeros(2, 8, 48).double()}, "float64, the model torch.float32: give them in"),
 ]
 
 

@@ -140,3 +140,15 @@ def test_a_tokenizer_of_bytes_knows_everything(place, tmp_path):
     pretrained.check_known("it", tokenizer, [[tokenizer.eos_token_id]] * 9)
     tokenizer.unk_token = None
     pretrained.check_known("it", tokenizer, [ids, []])
+
+
+@pytest.mark.parametrize("told", [0, -5, "many", None, [3], float("nan")])
+def test_a_length_that_is_none_is_told_as_the_tokenizers(told, model, place, tmp_path, capsys):
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": told}))
+    words = ["prune", "--model", model, "--task", "sst2", "--data", place / "sst2", *SHORT]
+    found = outcome([*words, "--output", tmp_path / "run", "--dry-run"], capsys)
+    if told is None:  # which transformers takes for no limit
+        assert found[0] == 0
+        return
+    assert "model_max_length in tokenizer_config.json" in complaint(found)

@@ -77,7 +77,7 @@ def test_text_is_judged_by_its_loss(tmp_path):
 def test_a_model_without_a_head_has_nothing_to_lose(run, tmp_path, capsys):
     words = ["--sensitivity", "--data", run.parent / "data"]
     for place, more, expected in (
-        (run.parent / "model", ["--task", "sst2"], "has no head for a task"),
+        (run.parent / "model", ["--task", "sst2"], "is not fine-tuned for sst2: it has no classifier.bias"),
         (run.parent / "model", [], "--sensitivity needs the task"),
         (run, ["--levels", "1.5"], "--levels must lie between 0 and 1, not 1.5"),
         (run, ["--rows", "0"], "--rows must be at least 1, not 0"),

@@ -99,7 +99,8 @@ def plainly() -> Iterator[None]:
 def complain(text: str) -> NoReturn:
     """Prints an error, once for all processes, and ends with code 2."""
     if is_first_process():
-        complaints.print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+        line = " ".join(text.splitlines())  # a path may hold line breaks
+        complaints.print(f"error: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(2) from None
 
 

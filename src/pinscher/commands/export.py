@@ -204,6 +204,7 @@ def write(
     """Writes one of the other formats; returns the files."""
     from pinscher.store import exchange, saving
 
+    files.check_elsewhere(output)
     if output.is_dir() and any(output.iterdir()):
         raise InputError(f"{output} is not empty: give a new folder.")
     saving.check_values(values, embeddings, head)

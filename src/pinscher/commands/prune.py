@@ -68,7 +68,7 @@ def command(
 
 def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
     """Recipe, then file, then flags; later ones win. Without a named recipe, the best one known is used."""
-    from pinscher.train import recipes
+    from pinscher.train import idle, recipes
     from pinscher.train.config import RunConfig
 
     read = RunConfig.settings_of(path) if path is not None else {}
@@ -80,7 +80,9 @@ def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
         raise InputError("give either --sparsity or --target-size.")
     if not {"model", "task"} & set(told):
         told = {**DEMO, **told}
-    return RunConfig.from_dict(told, path or "")
+    made = RunConfig.from_dict(told, path or "")
+    idle.check(made, asked)
+    return made
 
 
 def _sized(settings: RunConfig, to: Console) -> RunConfig:

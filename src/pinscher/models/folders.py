@@ -24,7 +24,7 @@ LAYERS = (
 LABELS = "num_labels"
 WIDTHS = (
     *("vocab_size", "hidden_size", "intermediate_size", "embedding_size", "d_model", "d_ff", "d_kv"),
-    *("n_embd", "n_inner", "dim", "hidden_dim"),
+    *("n_embd", "n_inner", "dim", "hidden_dim", "type_vocab_size"),
 )
 FREE_LAYERS, FREE_LABELS, FREE_WIDTH = 256, 10_000, 1 << 24  # counts up to these are always accepted
 A_BYTE = 1024  # weights that a byte of a small file may encode
@@ -41,13 +41,18 @@ def check(folder: Path) -> dict[str, Any]:
     """
     check_files(folder)
     settings = read_settings(folder)
-    found = [[path for path in folder.glob(f"*{ending}") if path.is_file()] for ending in (".safetensors", ".bin")]
-    weights = next(filter(None, found), [])  # the others are not read if there are safetensors
-    tensors = sum(map(_tensors, weights))
-    check_counts(settings, folder / CONFIG, tensors, sum(path.stat().st_size for path in weights))
-    if weights and not tensors:
+    tensors, size = held(folder)
+    check_counts(settings, folder / CONFIG, tensors, size)
+    if not tensors:
         check_layers(settings)
     return settings
+
+
+def held(folder: Path) -> tuple[int, int]:
+    """Tensors that a folder's files of weights list, 0 if they cannot be read; and bytes that the files have."""
+    found = [[path for path in folder.glob(f"*{ending}") if path.is_file()] for ending in (".safetensors", ".bin")]
+    weights = next(filter(None, found), [])  # the others are not read if there are safetensors
+    return sum(map(_tensors, weights)), sum(path.stat().st_size for path in weights)
 
 
 def check_files(folder: Path) -> None:

@@ -15,6 +15,10 @@ from pinscher.models import folders
 
 PROBE_SECONDS = 8.0
 PACKAGE = "pypi:"
+NOT_OF_A_CONFIG = ("dtype", "ignore_mismatched_sizes")  # arguments of from_pretrained
+# A model may have more weights than its files: a new head, tied ones, buffers, several made of one, wider numbers.
+MERGED, MOST_OWN = 4, 1000
+A_BYTE, FREE_NUMBERS = 4, 1 << 24
 
 
 @contextmanager
@@ -98,6 +102,8 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
     from pinscher.models.wholeness import lacking  # needs torch, which knowing a place does not
 
     place = locate(model)
+    if Path(place).is_dir():
+        _check_room(kind, Path(place), settings)
     try:
         loaded, told = kind.from_pretrained(place, **settings, output_loading_info=True)
     except Exception as error:  # transformers, torch and safetensors have many names for what can be wrong
@@ -106,6 +112,34 @@ def load_weights(kind: Any, model: str, **settings: Any) -> tuple[Any, dict[str,
         raise InputError(f"{model} lacks {absent[0]}: it is not the whole model. Copy it again, or save it again.")
     _check_finite(loaded, Path(place))
     return loaded, told
+
+
+def _check_room(kind: Any, folder: Path, settings: dict[str, Any]) -> None:
+    """Refuses a config that asks for much more than the files of weights hold: transformers makes room for all of it,
+    and compares the sizes later. What is wrong with a config otherwise, it says itself.
+    """
+    from transformers import AutoConfig
+
+    from pinscher.models.outline import TooLargeError, outline
+
+    tensors, size = folders.held(folder)
+    if not tensors or folders.read_settings(folder).get("quantization_config"):  # which has a reader of its own
+        return
+    own = {name: value for name, value in settings.items() if name not in NOT_OF_A_CONFIG}
+
+    def make() -> Any:
+        config = AutoConfig.from_pretrained(folder, **own)
+        return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+
+    try:
+        outline(make, MERGED * tensors + MOST_OWN, A_BYTE * size + FREE_NUMBERS)
+    except TooLargeError as error:
+        raise InputError(
+            f"{folder / folders.CONFIG} does not fit the weights: {error}, and the files hold {tensors} tensors in "
+            f"{size:,} bytes. Copy it again."
+        ) from None
+    except Exception:
+        return
 
 
 def _check_finite(model: Any, place: Path) -> None:
@@ -136,7 +170,10 @@ def _mismatch(kind: Any, place: str, settings: dict[str, Any], error: Exception)
     if "ignore_mismatched_sizes" not in str(error) or not Path(place).is_dir():
         return error
     asked = settings | {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    name, found, wanted = sorted(kind.from_pretrained(place, **asked)[1]["mismatched_keys"])[0]
+    try:
+        name, found, wanted = sorted(kind.from_pretrained(place, **asked)[1]["mismatched_keys"])[0]
+    except (RuntimeError, ValueError, IndexError):
+        return error
     return InputError(f"{name} is stored as {list(found)}, the model has {list(wanted)}")
 
 

@@ -83,7 +83,8 @@ def distance(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
     if student.shape != teacher.shape:
         raise ValueError(
             f"hidden states of student {tuple(student.shape)} and teacher {tuple(teacher.shape)} differ in shape: "
-            "their terms need a teacher of the same width and tokenizer. Use the logits alone (hidden=0, embeddings=0)."
+            "their terms need a teacher of the same width and tokenizer. Use the logits alone (hidden_weight=0, "
+            "embeddings_weight=0)."
         )
     student, teacher = student.float(), teacher.to(student.device).float()
     if mask is not None and mask.shape == student.shape[:2]:

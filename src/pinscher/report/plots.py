@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pinscher import files
 from pinscher.errors import InputError
 from pinscher.report import analysis, bitmaps
 from pinscher.report.bitmaps import Pattern
@@ -61,17 +63,15 @@ def write(facts: Facts, folder: str | Path, matrix: str | None = None) -> list[P
     """
     import matplotlib as mpl
 
-    folder = Path(folder)
     shown = [(COLOURS[i % len(COLOURS)], table) for i, table in enumerate(facts.data["runs"])]
-    files = []
+    written = []
     with mpl.rc_context(STYLE):
         for name, figure in figures(facts, shown, matrix):
-            folder.mkdir(parents=True, exist_ok=True)
             for ending, how in (("png", {"dpi": 300}), ("svg", {"metadata": {"Date": None}})):
-                path = folder / f"{name}.{ending}"
-                figure.savefig(path, **how)
-                files.append(path)
-    return files
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format=ending, **how)
+                written.append(files.write_bytes(Path(folder, f"{name}.{ending}"), drawn.getvalue()))
+    return written
 
 
 def check(facts: Facts, matrix: str | None) -> None:

@@ -10,7 +10,7 @@ from pinscher import files
 from pinscher.errors import InputError
 from pinscher.report import page, plots
 from pinscher.report.facts import Facts, gather
-from pinscher.runfolder import RunFolder
+from pinscher.runfolder import RunFolder, check_writable
 
 LOOK = 0.5  # seconds between two looks at the folders
 
@@ -37,8 +37,8 @@ def run(
         raise InputError(f"--every takes seconds, not {every:g}.")
     path = Path(output) if output else Path(folders[0] if len(folders) == 1 else ".") / "report.html"
     files.check_file(path, "--output")
-    if figures is not None and Path(figures).exists() and not Path(figures).is_dir():
-        raise InputError(f"{figures} is a file: give --figures the name of a folder.")
+    if figures is not None:
+        check_writable(Path(figures), "--figures")
     facts = gather(folders, watching=every is not None)
     if figures is not None:
         plots.check(facts, matrix)

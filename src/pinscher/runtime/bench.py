@@ -6,6 +6,7 @@ Every engine is a process of its own; they take turns, one call each, so that a 
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
 import logging
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pinscher.errors import InputError
+from pinscher.files import write_bytes
 from pinscher.models.families import family_of
 from pinscher.registry import unknown
 from pinscher.runtime import engines
@@ -271,4 +273,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
             axis.spines[side].set_visible(False)
     for axis in axes[len(shapes) :]:
         axis.set_visible(False)
-    figure.savefig(path, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    write_bytes(path, drawn.getvalue())

@@ -158,9 +158,10 @@ class FastEncoder(guards.Unpicklable):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
         )
+        guards.check_numbers(me.dtype, inputs_embeds=inputs_embeds)
         every = me.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         as_dict = me.config.return_dict if return_dict is None else return_dict
-        shape = _shape(input_ids, inputs_embeds, me.longest)
+        shape = _shape(input_ids, inputs_embeds, me.longest, _embeddings(me).word_embeddings.embedding_dim)
         mask = _checked(attention_mask, shape, whole=me.needs_whole)
         guards.check_indices(shape, input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         tables = _tables(me)
@@ -247,11 +248,13 @@ def _indices(base: Any, ids: Tensor, types: Tensor | None) -> list[Tensor]:
     return [ids, positions, types]
 
 
-def _shape(ids: Tensor | None, given: Tensor | None, longest: int) -> tuple[int, int]:
+def _shape(ids: Tensor | None, given: Tensor | None, longest: int, width: int) -> tuple[int, int]:
     some, dimensions = (ids, 2) if ids is not None else (given, 3)
     assert some is not None
     if some.dim() != dimensions or (ids is not None and ids.is_floating_point()):
         raise InputError(f"inputs of {some.dim()} dimensions and type {some.dtype} are not what the model takes.")
+    if given is not None and given.shape[2] != width:
+        raise InputError(f"inputs_embeds of {given.shape[2]} features are not what the model takes: give {width}.")
     if some.shape[1] == 0:
         raise InputError("the rows have no tokens: give each at least one.")
     if some.shape[1] > longest:

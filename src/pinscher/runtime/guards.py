@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
 
 NO_GRAPH = "an accelerated model cannot be traced or exported (take the model it was made from)"
 
@@ -48,6 +48,8 @@ def check_tensors(**given: Any) -> None:
             raise InputError(f"{NO_GRAPH}: {name} is a fake tensor, without numbers.")
         if value.device.type != "cpu":
             raise InputError(f"{name} is on {value.device}: an accelerated model runs on the CPU, so move it there.")
+        if value.layout != torch.strided or value.is_quantized:
+            raise InputError(f"{name} is sparse or quantized: give an ordinary tensor.")
 
 
 def as_mask(mask: Any) -> Any:
@@ -59,9 +61,12 @@ def as_mask(mask: Any) -> Any:
     if mask is None or isinstance(mask, Tensor):
         return mask
     try:
-        return torch.as_tensor(mask)
+        made = torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"attention_mask is no array of numbers: {error}") from None
+        raise InputError(f"attention_mask is no array of numbers: {first_line(error)}") from None
+    if not made.dim():
+        raise InputError(f"attention_mask is {mask}: give a number for each token.")
+    return made
 
 
 def check_not_empty(**given: Tensor | None) -> None:
@@ -96,6 +101,30 @@ def check_indices(shape: tuple[int, int], **given: Tensor | None) -> None:
             )
 
 
+def check_tokens(**given: Tensor | None) -> None:
+    """Whether tokens are of a type that torch's own embeddings look up; None is fine.
+
+    Raises:
+        InputError: if not.
+    """
+    for name, value in given.items():
+        if value is not None and value.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                f"{name} have shape {list(value.shape)} and type {value.dtype}; they must be integers, int64 or int32."
+            )
+
+
+def check_numbers(wanted: torch.dtype, **given: Tensor | None) -> None:
+    """Whether embeddings are of a type that goes with the model's; None is fine.
+
+    Raises:
+        InputError: if not.
+    """
+    for name, value in given.items():
+        if value is not None and value.dtype != wanted and (value.is_complex() or value.dtype == torch.float64):
+            raise InputError(f"{name} have type {value.dtype}, the model {wanted}: give them in that.")
+
+
 def check_range(name: str, index: Tensor | None, table: Any) -> None:
     """Whether all of an index is in a table of embeddings.
 
@@ -105,7 +134,7 @@ def check_range(name: str, index: Tensor | None, table: Any) -> None:
     if index is None or table is None:
         return
     wrong = index[(index < 0) | (index >= table.num_embeddings)]
-    if len(wrong):
+    if wrong.numel():
         raise OutOfRangeError(f"{name} contain {wrong[0].item()}: the model has 0 to {table.num_embeddings - 1}.")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from pinscher import native
 from pinscher.errors import InputError, first_line
 from pinscher.models import folders
+from pinscher.models.outline import TooLargeError, outline
 from pinscher.models.sizes import resize_
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.kernels import Weights
@@ -93,27 +92,20 @@ def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:
 
 
 def _outline(kind: Any, config: Any, sizes: Any, stored: Stored) -> Any:
-    """The model as the config has it, with no room for anything: it may be of any size."""
-    most = len(stored.names()) + MOST_OWN
-    made = 0
+    """The model as the config has it, with no room for anything."""
 
-    def count(*_: Any) -> None:
-        nonlocal made
-        made += 1
-        if made > most:
-            raise InputError(f"it asks for more than {most} weights, the file holds {len(stored.names())}")
+    def make() -> Any:
+        model = kind(config)
+        if sizes is not None:
+            resize_(model, sizes)
+        return model
 
-    counting = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
-            model = kind(config)
-            if sizes is not None:
-                resize_(model, sizes)
+        return outline(make, len(stored.names()) + MOST_OWN)
+    except TooLargeError as error:
+        raise InputError(f"{stored.place}: {error}, the file holds {len(stored.names()):,}.") from None
     except Exception as error:  # every setting can be wrong in a way of its own
         raise InputError(f"cannot make a model of the config.json of {stored.place}: {first_line(error)}") from None
-    finally:
-        counting.remove()
-    return model
 
 
 def _empty(kind: Any, config: Any, sizes: Any) -> Any:

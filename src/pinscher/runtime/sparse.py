@@ -24,7 +24,7 @@ from pinscher.models.families import Family, max_positions, native_family
 from pinscher.models.sizes import has_all_heads
 from pinscher.registry import unknown
 from pinscher.runtime import choice, guards, kernels
-from pinscher.runtime.encoder import FastEncoder, asks_for_first, is_classifier
+from pinscher.runtime.encoder import FastEncoder, Layers, asks_for_first, is_classifier
 from pinscher.runtime.kernels import Weights
 from pinscher.store.saving import matrices
 
@@ -85,6 +85,8 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         raise InputError(unknown("mode", mode, choice.MODES) + ".")
     if not isinstance(model, nn.Module):
         raise InputError(f"{type(model).__name__} is no model: load one with transformers, or see pinscher.load.")
+    if any(isinstance(module, SparseLinear | Layers) for module in model.modules()):
+        raise InputError("the model is accelerated already: use it as it is, or accelerate the one it was made from.")
     count = kernels.threads_of(threads)
     if native.core() is None:
         return _twin(model)
@@ -119,8 +121,10 @@ def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
         _use_layers_(model, family, source, mode, threads)
     else:
         _use_linears_(model, source, mode, threads)
-    model.save_pretrained = model.push_to_hub = _refuse_to_save
-    model.set_input_embeddings = _refuse_to_change
+    for part in (model, model.base_model):
+        for refuse, names in REFUSED.items():
+            for name in names:
+                setattr(part, name, refuse)
     return model
 
 
@@ -143,8 +147,22 @@ def _refuse_to_save(*_: Any, **__: Any) -> None:
     raise InputError("an accelerated model cannot be saved: save the one it was made from (pinscher.save_pretrained).")
 
 
+def _refuse_to_tell(*_: Any, **__: Any) -> None:
+    raise InputError(
+        "an accelerated model has no state_dict, and cannot be traced or exported (take the model it was made from)."
+    )
+
+
 def _refuse_to_change(*_: Any, **__: Any) -> None:
     raise InputError("an accelerated model cannot be changed: change the one it was made from, and accelerate it anew.")
+
+
+# Methods of a model that would save or change what is left in torch of an accelerated one, as if that were all.
+REFUSED = {
+    _refuse_to_save: ("save_pretrained", "push_to_hub"),
+    _refuse_to_tell: ("state_dict",),
+    _refuse_to_change: ("load_state_dict", "set_input_embeddings", "resize_token_embeddings"),
+}
 
 
 def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads: int) -> None:
@@ -192,7 +210,7 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _checked(
-    names: tuple[str, ...], _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    names: tuple[str, ...], model: Any, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs as a model takes them, checked as encoders do. `names` are those of the model's own forward.
 
@@ -206,8 +224,11 @@ def _checked(
     guards.check_tensors(**{name: value for name, value in told.items() if isinstance(value, Tensor)} | rows)
     guards.check_not_empty(**rows)
     for name in TOKENS:
-        if (ids := told.get(name)) is not None and ids.dim() == 2:
-            guards.check_indices((ids.shape[0], ids.shape[1]), **{name: ids})
+        if (ids := told.get(name)) is not None:
+            guards.check_tokens(**{name: ids})
+            guards.check_range(name, ids, model.get_input_embeddings())
+    for name in EMBEDDED:
+        guards.check_numbers(model.dtype, **{name: told.get(name)})
     return given, named
 
 

@@ -198,6 +198,7 @@ def _check(model: Any, folder: Path, wanted: Mapping[str, str]) -> None:
             raise InputError(f"cannot store {name}: it holds values that are not finite (NaN or infinity)")
         if file.is_packed(tensor):
             raise InputError(f"cannot store {name}: a vector of bytes would be taken for a packed matrix.")
+    files.check_elsewhere(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):

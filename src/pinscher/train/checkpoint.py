@@ -107,7 +107,7 @@ def restored_states(values: dict[str, Any], tensors: dict[str, Tensor], folder: 
     try:
         states = restored(values["states"], tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"the checkpoint in {folder} is damaged: it has no {first_line(error)}") from None
+        raise DamagedError(f"the checkpoint in {folder} is damaged: {first_line(error)}") from None
     if not isinstance(states, dict):
         raise DamagedError(f"the checkpoint in {folder} is damaged: its states have no names")
     return states

@@ -15,11 +15,13 @@ import transformers
 from pinscher.errors import InputError
 from pinscher.models.families import max_positions, type_of
 from pinscher.models.folders import class_of
-from pinscher.models.hub import load_weights, loading, locate, offline_if_unreachable
+from pinscher.models.hub import NOT_OF_A_CONFIG, load_weights, loading, locate, offline_if_unreachable
 from pinscher.prune import find_sites
 from pinscher.train.tasks import Task
 
+PROBLEMS = {"regression": "regression", "classes": "single_label_classification"}  # by which a model chooses its loss
 WORD_STARTS = "▁Ġ"  # a mark of the start of a word is not a word
+SAME_TOKENS = "give one with the same tokenizer"
 MOST_UNKNOWN = 0.5  # of the tokens
 LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
 
@@ -78,8 +80,14 @@ def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> No
 
 
 def max_tokens(model: str, tokenizer: Any) -> int:
-    """How many tokens the model takes; its tokenizer may not know, or may allow more than the model's positions."""
-    return int(min(tokenizer.model_max_length, max_positions(load_config(model))))
+    """How many tokens the model takes: its tokenizer may not know, or know more than its positions."""
+    told = tokenizer.model_max_length
+    if not isinstance(told, int | float) or not told >= 1:
+        raise InputError(
+            f"the tokenizer in {model} says that it takes {told!r} tokens (model_max_length in tokenizer_config.json): "
+            "give a positive number there, or leave it out."
+        )
+    return int(min(told, max_positions(load_config(model))))
 
 
 def width(model: str) -> int:
@@ -99,7 +107,7 @@ def load_model(
 ) -> Any:
     """The model with the head that the task needs, in fp32; with `trained`, a new head is refused."""
     place, config = locate(model), load_config(model)
-    settings: dict[str, Any] = {"dtype": torch.float32}
+    settings: dict[str, Any] = {"dtype": torch.float32, "return_dict": True, "output_attentions": False}
     heads = 1 if task.kind == "regression" else len(labels)
     if heads:
         _check_head(model, config, heads, new_head, trained)
@@ -107,12 +115,10 @@ def load_model(
     if labels:
         settings["id2label"] = dict(enumerate(labels))
         settings["label2id"] = {name: i for i, name in enumerate(labels)}
-    if task.kind == "regression":
-        settings["problem_type"] = "regression"
-    elif task.kind == "classes" and heads > 1 and getattr(config, "problem_type", None) is None:
-        # The first batch with labels would write this into the configuration. A run that is resumed after its last
-        # step sees no batch, and must save the same.
-        settings["problem_type"] = "single_label_classification"
+    if task.kind == "regression" or (task.kind == "classes" and heads > 1):
+        # Whatever the model was trained for before. Left open, the first batch with labels would write it into the
+        # configuration; a run that is resumed after its last step sees no batch any more, and must save the same.
+        settings["problem_type"] = PROBLEMS[task.kind]
     with _hub_if_needed(place):
         kind = getattr(transformers, task.architecture)
         if new_head and bool(getattr(config, "quantization_config", None)):
@@ -129,8 +135,8 @@ def load_model(
 def _on_new_head(kind: Any, model: str, settings: dict[str, Any]) -> Any:
     """A stored model's body with a new head; from a quantized file, transformers loads only the original head."""
     stored, _ = load_weights(class_of(load_config(model), model), model, dtype=settings["dtype"])
-    labels = {name: value for name, value in settings.items() if name not in ("dtype", "ignore_mismatched_sizes")}
-    config = transformers.AutoConfig.from_pretrained(locate(model), **labels)
+    own = {name: value for name, value in settings.items() if name not in NOT_OF_A_CONFIG}
+    config = transformers.AutoConfig.from_pretrained(locate(model), **own)
     del config.quantization_config
     fresh = kind.from_config(config, dtype=settings["dtype"])
     fresh.base_model.load_state_dict(stored.base_model.state_dict(), strict=False)  # one may lack a pooler
@@ -175,7 +181,10 @@ def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) 
     """Refuses a model whose head is not in the file: a random one would be scored."""
     absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
     if absent:
-        raise InputError(f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}.")
+        raise InputError(
+            f"{model} is not fine-tuned for {task.name}: it has no {sorted(absent)[0]}. Fine-tune it first: "
+            "pinscher prune --method dense"
+        )
 
 
 def label_names(model: str) -> list[str]:
@@ -190,13 +199,34 @@ def plain(label: str) -> str:
     return re.sub(r"[\W_]", "", label.lower())
 
 
-def check_order(teacher: str, labels: Sequence[str]) -> None:
-    """Refuses a teacher whose classes are in another order than the student's."""
+def check_teacher(teacher: str, tokenizer: Any, labels: Sequence[str], length: int) -> None:
+    """Refuses a teacher that would misunderstand what the student reads or says.
+
+    Args:
+        teacher: its name.
+        tokenizer: the student's, which makes the teacher's inputs too.
+        labels: the task's classes in the student's order.
+        length: tokens of the longest example.
+    """
     named = label_names(teacher) if labels else []
     if named and [plain(name) for name in named] != [plain(label) for label in labels]:
         raise InputError(
             f"the teacher {teacher} has the labels {', '.join(named)}, the task {', '.join(labels)}: give a teacher of "
             "the same task, with its labels in the same order."
+        )
+    config = load_config(teacher)
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(rows, int) and rows <= max(tokenizer.get_vocab().values()):
+        raise InputError(f"the teacher {teacher} knows {rows:,} tokens, fewer than the model: {SAME_TOKENS}.")
+    try:
+        own = load_tokenizer(teacher).get_vocab()
+    except InputError:  # a teacher can do without
+        own = tokenizer.get_vocab()
+    if own != tokenizer.get_vocab():
+        raise InputError(f"the teacher {teacher} has other tokens than the model: {SAME_TOKENS}.")
+    if length > (most := max_positions(config)):
+        raise InputError(
+            f"the teacher {teacher} takes {most} tokens, an example has up to {length}: give --max-length {most}."
         )
 
 
@@ -213,8 +243,8 @@ def check_same_shape(start: str, model: str) -> None:
 
 
 def _check_head(model: str, config: Any, wanted: int, new_head: bool, trained: bool) -> None:
-    """Refuses a fine-tuned head with another number of labels, unless it is to be replaced."""
-    architecture = (config.architectures or [""])[0]
+    """Refuses a fine-tuned head for another number of labels, unless it is to be replaced."""
+    architecture = str((config.architectures or [""])[0])
     if "For" not in architecture or new_head:
         return  # a bare encoder
     tuned = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))

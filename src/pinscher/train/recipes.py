@@ -145,6 +145,11 @@ def recipe(name: str, **told: Any) -> RunConfig:
 
 def _best(recipe: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe overridden by settings, without what does not go together with them."""
+    if told.get("budget", recipe["budget"]) != recipe["budget"]:
+        raise InputError(
+            f"best/{recipe['budget']} has a budget of its own: leave out --budget {told['budget']}, or take "
+            f"best/{told['budget']}."
+        )
     if told.get("objective", recipe["objective"]) != recipe["objective"]:  # another teacher, or none: only the epochs
         recipe = {"budget": recipe["budget"]}
     return {**recipe, **told}

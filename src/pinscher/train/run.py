@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import accelerate
@@ -16,9 +17,11 @@ import transformers
 from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
-from pinscher.errors import InputError
-from pinscher.prune import Site
+from pinscher.errors import InputError, first_line
+from pinscher.models.inputs import evaluating
+from pinscher.prune import Site, Teacher
 from pinscher.prune.adapters import are_there
+from pinscher.prune.hidden import streams_of
 from pinscher.prune.teacher import EMPIRICAL_RISK
 from pinscher.runfolder import FINISHED, INTERRUPTED, RunFolder
 from pinscher.train import folder as record
@@ -36,6 +39,7 @@ from pinscher.train.storage import Student
 from pinscher.train.trainer import PinsTrainer
 
 QUIET = Console(quiet=True)
+FIRST = 2  # training rows that a model is tried on
 C = TypeVar("C")
 Validate = Callable[[Any], dict[str, float]]
 Start = tuple[Any, list[Site]]  # a model, and its prunable matrices
@@ -65,7 +69,9 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console, start: S
         record.check_same(plan, folder, console)
     model, sites = start or _fresh_model(plan)
     if config.teacher is not None:
-        pretrained.check_order(config.teacher, plan.labels)
+        pretrained.check_teacher(config.teacher, plan.tokenizer, plan.labels, plan.task.max_length)
+    if not resume and start is None:
+        _try(plan, model)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process and not resume:
         record.start(plan, config, sites, folder)
@@ -176,7 +182,7 @@ def _after_dense(plan: Plan, dense: Result) -> Start:
 
 def _fine_tuned(plan: Plan, start: str) -> Any:
     pretrained.check_same_shape(start, plan.config.model)
-    return pretrained.load_model(start, plan.task, plan.labels, plan.tokenizer)
+    return pretrained.load_model(start, plan.task, plan.labels, plan.tokenizer, trained=True)
 
 
 def _prepared(plan: Plan, model: Any) -> Start:
@@ -206,6 +212,33 @@ def _sites(plan: Plan, model: Any) -> list[Site]:
             "least as much, or start from a denser model."
         )
     return sites
+
+
+def _try(plan: Plan, model: Any) -> None:
+    """Refuses a model that cannot compute the loss of the first rows, or a teacher that has nothing to say of them:
+    their settings may not go together.
+    """
+    config, teaching = plan.config, plan.config.teaching
+    batch = plan.task.collator(plan.tokenizer)([plan.train[i] for i in range(min(FIRST, len(plan.train)))])
+    shown = {"output_hidden_states": True} if teaching.hidden_weight or teaching.embeddings_weight else {}
+    with evaluating(model), torch.no_grad():  # without dropout, which would take random numbers
+        with _failing(f"{config.model} cannot be trained"):
+            outputs = model(**batch, **shown)
+            if outputs.loss is None:
+                raise ValueError(f"{type(model).__name__} computes no loss")
+            _ = streams_of(outputs, batch) if shown else None
+        if config.teacher is not None and not config.is_dense:
+            fixed = _teacher(plan, None)
+            with _failing(f"{config.teacher} cannot teach {config.model}"):
+                Teacher(model, teaching, fixed=fixed, kind=plan.task.kind).terms(batch, outputs)
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # every setting of a model can be wrong in a way of its own
+        raise InputError(f"{what}: {first_line(error).rstrip('.')}.") from None
 
 
 def _check_method(plan: Plan, sites: Sequence[Site]) -> None:
@@ -276,7 +309,7 @@ def _teacher(plan: Plan, dense: Result | None) -> Any:
     if not config.teaching.distils:
         return None
     if config.teacher is not None:
-        return pretrained.load_model(config.teacher, plan.task, plan.labels, plan.tokenizer)
+        return pretrained.load_model(config.teacher, plan.task, plan.labels, plan.tokenizer, trained=True)
     assert dense is not None
     if dense.model is not None:
         return dense.model

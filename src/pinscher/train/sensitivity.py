@@ -79,12 +79,11 @@ def measure(
     if Path(model).is_file():
         raise InputError(f"{model} is a file: --sensitivity runs the model, so give the folder of one.")
     config = _config(model, settings)
-    _check_head(config.model)
     tokenizer = pretrained.load_tokenizer(config.model)
     task = fitted(task_of(config), config, tokenizer)
     train, validation = _rows(config, task, rows)
     labels = scoring.labels_of(config.model, task, train)
-    loaded = pretrained.load_model(config.model, task, labels, tokenizer).to(evaluating_device())
+    loaded = pretrained.load_model(config.model, task, labels, tokenizer, trained=True).to(evaluating_device())
     by_loss = task.judged_by_loss
     features = task.features(validation, tokenizer, labels, training=by_loss)
 
@@ -156,12 +155,3 @@ def _rows(config: RunConfig, task: Task, most: int) -> tuple[Dataset, Dataset]:
     assert splits.train is not None
     assert splits.validation is not None
     return splits.train, splits.validation.select(range(min(most, len(splits.validation))))
-
-
-def _check_head(model: str) -> None:
-    names = pretrained.load_config(model).architectures or [""]
-    if not any("For" in name or "LMHead" in name for name in names):
-        raise InputError(
-            f"{model} has no head for a task, so there is no score to lose. Fine-tune it first: "
-            "pinscher prune --method dense"
-        )

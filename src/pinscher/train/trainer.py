@@ -66,8 +66,8 @@ def _fitting(folder: str) -> Iterator[None]:
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        said = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
-        raise InputError(f"the checkpoint in {folder} does not fit this run: {said.rstrip('.')}.") from error
+        said = first_line(error).rstrip(".")
+        raise InputError(f"the checkpoint in {folder} does not fit this run: {said}.") from error
 
 
 class PruningCallback(TrainerCallback):
