@@ -1,1 +1,1 @@
-"""What there is to know about models. Everyone may import it; it imports torch lazily or not at all."""
+"""Everything about models and their families. Any room may import it; it imports torch lazily or not at all."""

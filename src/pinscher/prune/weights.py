@@ -1,4 +1,4 @@
-"""How masks reach a model's weights.
+"""How masks are applied to a model's weights.
 
 `Weights` writes zeros into the weights themselves. `gates.LearnedWeights` and `adapters.AdaptedWeights` put a gate
 above each weight, so that the forward pass sees the masked weight while the one below keeps its values. The pruner

@@ -1,4 +1,4 @@
-"""How fast a pruned model is in each engine, beside what it says there: a table, JSON, a picture, and a word of advice.
+"""Times a pruned model in each engine, and compares the answers: a table, JSON, a picture and a recommendation.
 
 Every engine is a process of its own; they take turns, one call each, so that a busy moment of the machine hits all.
 """

@@ -1,4 +1,4 @@
-"""Which kernel each matrix gets: what is fastest on this machine, unless it would cost too much accuracy."""
+"""Chooses the kernel of each matrix: the fastest on this machine, unless it would cost too much accuracy."""
 
 from __future__ import annotations
 

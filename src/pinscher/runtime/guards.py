@@ -1,4 +1,4 @@
-"""What the sparse runtime cannot do is refused in one sentence, before anything is computed."""
+"""Refuses what the sparse runtime cannot do, in one sentence, before anything is computed."""
 
 from __future__ import annotations
 
