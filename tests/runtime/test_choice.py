@@ -43,18 +43,18 @@ def with_bytes(monkeypatch):
     monkeypatch.setattr(choice, "core", Core)
 
 
-def test_auto_gives_up_int8_where_it_hurts(with_bytes, monkeypatch):
+def test_w8a8_gives_up_bits_where_it_hurts(with_bytes, monkeypatch):
     """Activations of 16 bits first, then fp32; in between some matrices of each."""
     model = model_of("bert", hf.AutoModel)
     blocky_(model)
     monkeypatch.setattr(choice, "LIMIT", 1.0)
-    assert kinds_of(pinscher.accelerate(model)) == ["groups"] * 8
+    assert kinds_of(pinscher.accelerate(model, mode="w8a8")) == ["groups"] * 8
     monkeypatch.setattr(choice, "LIMIT", 0.0)
-    assert kinds_of(pinscher.accelerate(model)) == ["f32"] * 8
+    assert kinds_of(pinscher.accelerate(model, mode="w8a8")) == ["f32"] * 8
     found = []
     for limit in (1e-2, 8e-3, 6e-3, 4e-3, 3e-3, 2e-3, 1e-3, 5e-4):
         monkeypatch.setattr(choice, "LIMIT", limit)
-        found.append(set(kinds_of(pinscher.accelerate(model))))
+        found.append(set(kinds_of(pinscher.accelerate(model, mode="w8a8"))))
     assert {"groups", "i8"} in found
     assert {"i8", "f32"} in found
     assert not any({"groups", "f32"} <= kinds for kinds in found)
@@ -68,7 +68,7 @@ def test_what_is_given_up_hurts_most_for_its_time(with_bytes, monkeypatch):
     layer.intermediate.dense.bias.data[5] = 30  # an input of the next matrix that leaves others no precision
     layer.output.dense.weight.data[:, 5] *= 1e-3
     monkeypatch.setattr(choice, "LIMIT", 0.03)
-    assert kinds_of(pinscher.accelerate(model)) == ["groups"] * 7 + ["i8"]
+    assert kinds_of(pinscher.accelerate(model, mode="w8a8")) == ["groups"] * 7 + ["i8"]
 
 
 def blocky_(model: Any) -> None:
@@ -81,16 +81,20 @@ def blocky_(model: Any) -> None:
             parameter.data *= kept.repeat_interleave(4, 1)
 
 
-def test_groups_and_bytes_are_close(with_bytes):
-    """A model in blocks of four inputs, and one without zeros."""
+def test_groups_and_bytes_are_close(with_bytes, monkeypatch):
+    """A model in blocks of four inputs, and one without zeros. Other modes do not use them."""
+    monkeypatch.setattr(choice, "LIMIT", 1.0)
     given = batch()
     seen = given["attention_mask"].bool()
     blocks, whole = model_of("bert", hf.AutoModel), hf.AutoModel.from_config(CONFIGS["bert"]).eval()
     blocky_(blocks)
     for model, kind in ((blocks, "groups"), (whole, "dense8")):
         wanted = model(**given).last_hidden_state[seen]
-        fast = pinscher.accelerate(model, mode="int8")
+        fast = pinscher.accelerate(model, mode="w8a8")
         assert set(kinds_of(fast)) == {kind}
+        for mode in ("auto", "int8"):
+            others = pinscher.accelerate(model, mode=mode)
+            assert not hasattr(others, "fast_layers") or not {"groups", "dense8"} & set(kinds_of(others))
         found = fast(**given).last_hidden_state[seen]
         assert 0 < (found - wanted).norm() / wanted.norm() < 0.03
 
@@ -111,7 +115,7 @@ def test_what_generates_has_activations_of_16_bits(with_bytes):
     model = hf.AutoModelForCausalLM.from_config(DECODERS["llama"]).eval()
     for layer in model.model.layers:
         blocky_(layer)
-    fast = pinscher.accelerate(pruned_(model), mode="int8")
+    fast = pinscher.accelerate(pruned_(model), mode="w8a8")
     assert {module.matrix.kind for module in fast.modules() if isinstance(module, SparseLinear)} == {"i8"}
 
 

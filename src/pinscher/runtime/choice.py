@@ -17,7 +17,8 @@ from pinscher.runtime.kernels import KINDS, Weights, core
 from pinscher.store.streams import DamagedError
 
 Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
-BITS = {"auto": 8, "int8": 8, "fp32": 32}  # of activations, at least
+BITS = {"auto": 16, "int8": 16, "w8a8": 8, "fp32": 32}  # of activations, at least
+GUARDED = ("auto", "w8a8")  # modes in which a matrix that suffers gets more bits
 LIMIT = 0.02  # how far int8 may move the last hidden state; see docs/runtime.md for what that means for predictions
 MODES = tuple(BITS)
 SAMPLE = 64  # tokens that are looked at for it
@@ -62,7 +63,7 @@ def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]
         some = iter(matrices)
         return native_layers(base, family, [[next(some) for _ in layer] for layer in layers], threads)
 
-    if mode == "auto":
+    if mode in GUARDED:
         sample = _sample(base)
         with torch.no_grad():
             hidden = embedded(base, sample, None, None, None).float()
