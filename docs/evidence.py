@@ -18,8 +18,9 @@ FIELDS = re.compile(r"<!-- fields of pinscher\.(\w+) -->")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds every file of benchmarks/results."""
-    for path in sorted((ROOT / "benchmarks" / "results").rglob("*")):
+    """Adds every file of benchmarks/results, and what the settings in benchmarks/quality gave."""
+    benchmarks = ROOT / "benchmarks"
+    for path in sorted([*(benchmarks / "results").rglob("*"), *(benchmarks / "quality").glob("*.csv")]):
         if path.is_file():
             name = path.relative_to(ROOT).as_posix()
             files.append(File(name, str(ROOT), config["site_dir"], config["use_directory_urls"]))

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from pinscher import files
 from pinscher.commands import console
 from pinscher.errors import InputError
 from tiny_command import SHORT, complaint
@@ -43,7 +44,7 @@ def test_durations(seconds, says):
 
 
 def test_sizes_and_percents():
-    assert [console.size(count) for count in (999, 123_456, 1_000_000)] == ["1.0 kB", "123.5 kB", "1.00 MB"]
+    assert [files.readable(count) for count in (999, 123_456, 1_000_000)] == ["1.0 kB", "123.5 kB", "1.00 MB"]
     assert console.megabytes(1_250_000) == "1.2 MB"
     assert console.percent(0.8) == "80.0 %"
 

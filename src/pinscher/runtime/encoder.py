@@ -161,7 +161,7 @@ class FastEncoder(guards.Unpicklable):
         guards.check_numbers(me.dtype, inputs_embeds=inputs_embeds)
         every = me.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         as_dict = me.config.return_dict if return_dict is None else return_dict
-        shape = _shape(input_ids, inputs_embeds, me.longest, _embeddings(me).word_embeddings.embedding_dim)
+        shape = _shape(input_ids, inputs_embeds, me.longest, me.get_submodule(_family(me).embeddings[0]).embedding_dim)
         mask = _checked(attention_mask, shape, whole=me.needs_whole)
         guards.check_indices(shape, input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         tables = _tables(me)
