@@ -191,7 +191,8 @@ def command(words: list[str], capsys: Any) -> None:
     elif words[0] == "prune":
         if not {"--model", "--config", "--recipe"} & set(words):  # the demo
             words += ["--model", "./my-model", "--rows", "200", "--test-rows", "50"]
-        words += ["--max-steps", "3000"] if "--recipe" in words and "--epochs" not in words else []  # the paper's are long
+        open_ended = "--recipe" in words and "--epochs" not in words
+        words += ["--max-steps", "3000"] if open_ended else []  # the paper's schedules are long
         words += [] if "--dry-run" in words else ["--dry-run"]
     code, _, err = outcome(words, capsys)
     assert code == expected, f"pinscher {shlex.join(words)}: {err}"
