@@ -238,12 +238,13 @@ def break_even() -> list[str]:
 
 
 def crossings(isa: str) -> list[str]:
-    listed = ", ".join(f"{kind} {1 - density:.0%}" for kind, density in kernels.core().break_even(isa).items())
+    costs = kernels.core().costs(isa)
+    listed = ", ".join(f"{kind} {1 - min(1.0, 1 / costs[kind]):.0%}" for kind in ("f32", "i8"))
     lines = [f"{isa} (in native/isas.inc: {listed})", ""]
-    lines.append(f"  {'outputs × inputs':20}{'tokens':>8}{'fp32':>10}{'int8':>10}")
+    lines.append(f"  {'outputs × inputs':20}{'tokens':>8}{'f32':>10}{'i8':>10}")
     for rows, columns in ((768, 768), (3072, 768), (768, 3072), (384, 384)):
         for tokens in (1, 16, 64, 128):
-            shares = [crossing(rows, columns, tokens, kind) for kind in ("fp32", "int8")]
+            shares = [crossing(rows, columns, tokens, kind) for kind in ("f32", "i8")]
             cells = "".join(f"{share:10.0%}" for share in shares)
             lines.append(f"  {f'{rows} × {columns}':20}{tokens:8}{cells}")
     return [*lines, ""]

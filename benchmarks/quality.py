@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int4 blocks": {"values": "int4"},
     "int4 blocks, calibrated": {"values": "int4", "calibrate": 256},
 }
-MODES = ("fp32", "int8", "auto")
+MODES = ("fp32", "int8", "auto", "w8a8")
 Variant = tuple[str, Any, float]  # name, model, and the last of these:
 Found = tuple[float, float, float]  # score, unchanged, megabytes on disk or, running, the share of matrices in int8
 

@@ -42,13 +42,16 @@ std::vector<std::string> isas(bool all) {
   return names;
 }
 
-nb::dict break_even(const std::string& isa) {
+nb::dict costs(const std::string& isa) {
   for (const pinscher::Isa& some : pinscher::all_isas()) {
     if (isa != some.kernels.name) continue;
-    nb::dict densities;
-    densities["int8"] = some.break_even.int8;
-    densities["fp32"] = some.break_even.fp32;
-    return densities;
+    nb::dict found;
+    found["f32"] = some.costs.f32;
+    found["dense"] = 1.0;
+    found["i8"] = some.costs.i8;
+    found["groups"] = some.costs.groups;
+    found["dense8"] = some.costs.dense8;
+    return found;
   }
   throw nb::value_error("no such instruction set");
 }
@@ -59,17 +62,34 @@ pinscher::Vector numbers(const MaybeVector& some, size_t count) {
   return {some->data(), some->data() + count};
 }
 
-std::shared_ptr<Weights> from_f32(Rows<const float> weights, bool sparse) {
-  nb::gil_scoped_release release;
-  return std::make_shared<Weights>(weights.data(), weights.shape(0), weights.shape(1), sparse);
+pinscher::Kind kind_named(const std::string& name) {
+  for (const pinscher::Kind kind : pinscher::KINDS)
+    if (name == pinscher::name_of(kind)) return kind;
+  throw nb::value_error("no such kind of matrix");
 }
 
-std::shared_ptr<Weights> from_i8(Rows<const int8_t> codes, Vector<float> scale) {
+std::shared_ptr<Weights> from_f32(Rows<const float> weights, const std::string& name) {
+  const pinscher::Kind kind = kind_named(name);
+  nb::gil_scoped_release release;
+  return pinscher::matrix_of(weights.data(), weights.shape(0), weights.shape(1), kind);
+}
+
+std::shared_ptr<Weights> from_i8(Rows<const int8_t> codes, Vector<float> scale, const std::string& name) {
+  const pinscher::Kind kind = kind_named(name);
   if (scale.shape(0) != codes.shape(0)) throw nb::value_error("codes and scales do not fit");
   nb::gil_scoped_release release;
   for (size_t i = 0; i < codes.size(); ++i)
     if (codes.data()[i] == -128) throw std::invalid_argument("a code is below -127");
-  return std::make_shared<Weights>(codes.data(), scale.data(), codes.shape(0), codes.shape(1));
+  return pinscher::matrix_of(codes.data(), scale.data(), codes.shape(0), codes.shape(1), kind);
+}
+
+void activate_in_place(const Kernels& use, Activation kind, float* values, size_t count) {
+  using pinscher::TILE;
+  const size_t rows = pinscher::blocks(count, TILE);
+  pinscher::Array<float> padded(rows * TILE);
+  std::copy_n(values, count, padded.data());
+  use.activate(kind, padded.data(), rows, TILE);
+  std::copy_n(padded.data(), count, values);
 }
 
 void multiply(const Weights& weights, pinscher::Pool& pool, const std::string& isa, Rows<const float> x,
@@ -86,18 +106,15 @@ void multiply(const Weights& weights, pinscher::Pool& pool, const std::string& i
   if (tokens == 1) {
     weights.multiply_one(team, x.data(), add, out.data());
     if (activation == Activation::none) return;
-    pinscher::Array<float> padded(pinscher::blocks(weights.rows, 16) * 16);
-    std::copy_n(out.data(), weights.rows, padded.data());
-    use.activate(activation, padded.data(), padded.size());
-    std::copy_n(padded.data(), weights.rows, out.data());
+    activate_in_place(use, activation, out.data(), weights.rows);
     return;
   }
   thread_local Activations in, result;
-  thread_local pinscher::Shorts shorts;
+  thread_local pinscher::Operand operand;
   in.shape(tokens, weights.columns);
   pinscher::to_tiles(team, x.data(), in);
-  weights.narrow(team, use, in, shorts);
-  weights.multiply(team, use, in, shorts, add, activation, result);
+  weights.form().narrow(team, use, in, operand);
+  weights.multiply(team, use, in, operand, add, activation, result);
   pinscher::to_rows(team, result, out.data());
 }
 
@@ -295,11 +312,7 @@ size_t fold(pinscher::Pool& pool, const std::string& isa, Vector<float> weight, 
 // ------------------------------------------------------------ single kernels, for the tests
 
 void activate(const std::string& isa, const std::string& name, nb::ndarray<float, nb::ndim<1>, nb::c_contig> values) {
-  const size_t count = values.shape(0);
-  pinscher::Array<float> padded(pinscher::blocks(count, 16) * 16);
-  std::copy_n(values.data(), count, padded.data());
-  kernels_named(isa).activate(activation_named(name), padded.data(), padded.size());
-  std::copy_n(padded.data(), count, values.data());
+  activate_in_place(kernels_named(isa), activation_named(name), values.data(), values.shape(0));
 }
 
 // Queries, keys and values are [width, tokens]; `relative`, if any, [2 · keys - 1] as the kernel wants it.
@@ -339,7 +352,8 @@ void attention(const std::string& isa, bool shorts, Rows<const float> q, Rows<co
 
 void bind_runtime(nb::module_& module) {
   module.def("isas", &isas, "all"_a = false);
-  module.def("break_even", &break_even, "isa"_a);
+  module.def("costs", &costs, "isa"_a);
+  module.attr("MOST_INPUTS") = pinscher::MOST_INPUTS;
   module.def("activate", &activate, "isa"_a, "name"_a, "values"_a.noconvert());
   module.def("attention", &attention, "isa"_a, "shorts"_a, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
              "relative"_a.noconvert().none(), "out"_a.noconvert());
@@ -353,17 +367,15 @@ void bind_runtime(nb::module_& module) {
       .def(nb::init<size_t>(), "threads"_a)
       .def_prop_ro("threads", &pinscher::Pool::threads);
   nb::class_<Weights>(module, "Matrix")
-      .def_static("from_f32", &from_f32, "weights"_a.noconvert(), "sparse"_a)
-      .def_static("from_i8", &from_i8, "codes"_a.noconvert(), "scale"_a.noconvert())
+      .def_static("from_f32", &from_f32, "weights"_a.noconvert(), "kind"_a)
+      .def_static("from_i8", &from_i8, "codes"_a.noconvert(), "scale"_a.noconvert(), "kind"_a)
       .def_ro("rows", &Weights::rows)
       .def_ro("columns", &Weights::columns)
       .def_ro("nonzeros", &Weights::nonzeros)
+      .def_ro("units", &Weights::units)
       .def_prop_ro("bytes", &Weights::bytes)
       .def_prop_ro("work", [](const Weights& m) { return m.work.load(); })
-      .def_prop_ro("kind", [](const Weights& m) {
-        const char* const names[] = {"f32", "i8", "dense"};
-        return names[static_cast<int>(m.kind)];
-      })
+      .def_prop_ro("kind", [](const Weights& m) { return pinscher::name_of(m.kind); })
       .def("multiply", &multiply, "pool"_a, "isa"_a, "x"_a.noconvert(), "bias"_a.noconvert().none(), "then"_a,
            "out"_a.noconvert());
   nb::class_<Described>(module, "Layer")

@@ -43,29 +43,36 @@ void products(const Kernels& use, Pool& pool) {
     for (size_t i = 0; i < w.size(); ++i) codes[i] = static_cast<int8_t>(std::max(-127.0f, std::min(127.0f, w[i] * 40)));
     for (float& v : x) v = normal();
     for (float& v : bias) v = normal();
-    const Matrix kinds[] = {Matrix(w.data(), rows, columns, true), Matrix(w.data(), rows, columns, false),
-                            Matrix(codes.data(), scale.data(), rows, columns)};
-    for (const Matrix& matrix : kinds) {
+    for (const Kind kind : KINDS) {
+      const bool coded = kind != Kind::f32 && kind != Kind::dense;
+      const auto matrix = coded ? matrix_of(codes.data(), scale.data(), rows, columns, kind)
+                                : matrix_of(w.data(), rows, columns, kind);
       Team team(pool);
       Activations in, out;
-      Shorts room;
+      Operand operand, parts;
       in.shape(tokens, columns);
       to_tiles(team, x.data(), in);
-      matrix.narrow(team, use, in, room);
-      matrix.multiply(team, use, in, room, bias.data(), Activation::none, out);
+      matrix->form().narrow(team, use, in, operand);
+      matrix->multiply(team, use, in, operand, bias.data(), Activation::none, out);
       to_rows(team, out, y.data());
-      std::vector<float> one(rows);
-      matrix.multiply_one(team, x.data(), bias.data(), one.data());
+      std::vector<float> one(rows), again(tokens * rows);
+      matrix->multiply_one(team, x.data(), bias.data(), one.data());
+      matrix->form().make_room(tokens, parts);  // the same form made piece by piece
+      for (size_t block = 0; block < blocks(columns, BLOCK_N); ++block) matrix->form().narrow_features(use, in, block, parts);
+      matrix->form().settle(team, use, tokens, parts);
+      matrix->multiply(team, use, in, parts, bias.data(), Activation::none, out);
+      to_rows(team, out, again.data());
       for (size_t t = 0; t < tokens; t += 1 + tokens / 3)
         for (size_t r = 0; r < rows; ++r) {
           double sum = bias[r], size = 1;
           for (size_t k = 0; k < columns; ++k) {
-            const double weight = matrix.kind == Kind::i8 ? codes[r * columns + k] * 0.01 : w[r * columns + k];
+            const double weight = coded ? codes[r * columns + k] * 0.01 : w[r * columns + k];
             sum += weight * x[t * columns + k];
             size += std::abs(weight * x[t * columns + k]);
           }
-          const double limit = matrix.kind == Kind::i8 ? 0.05 * std::sqrt(static_cast<double>(columns)) : 1e-5 * size;
+          const double limit = coded ? 0.05 * std::sqrt(static_cast<double>(columns)) : 1e-5 * size;
           expect(std::abs(y[t * rows + r] - sum) <= limit, "a product");
+          expect(std::abs(again[t * rows + r] - sum) <= limit, "a product of what was made piece by piece");
           if (t == 0) expect(std::abs(one[r] - sum) <= 1e-5 * size, "a product of one token");
         }
     }
@@ -90,16 +97,16 @@ void hide_first(const Encoder& made, const Kernels& use, Pool& pool, const std::
 
 void encoder(const Kernels& use, Pool& pool) {
   for (size_t width : {21, 24, 45, 96, 384})
-    for (int turn = 0; turn < 6; ++turn) {
+    for (int turn = 0; turn < 10; ++turn) {
       auto linear = [&](size_t rows, size_t columns) {
         const auto w = weights(rows, columns, 0.3f);
-        if (turn % 3 == 0 || (turn % 3 == 2 && up_to(2) == 0)) {  // all, none or some matrices are int8
-          std::vector<int8_t> codes(w.size());
-          for (size_t i = 0; i < w.size(); ++i) codes[i] = static_cast<int8_t>(std::clamp(w[i] * 40, -127.0f, 127.0f));
-          const std::vector<float> scale(rows, 0.025f);
-          return Linear{std::make_shared<Matrix>(codes.data(), scale.data(), rows, columns), Vector(rows, 0.1f)};
-        }
-        return Linear{std::make_shared<Matrix>(w.data(), rows, columns, true), Vector(rows, 0.1f)};
+        const int many = static_cast<int>(std::size(KINDS)), mixed = 2;  // all matrices are of a kind in turn, or any
+        const Kind kind = KINDS[turn % (many + mixed) < many ? turn % (many + mixed) : static_cast<int>(up_to(many - 1))];
+        if (kind == Kind::f32 || kind == Kind::dense) return Linear{matrix_of(w.data(), rows, columns, kind), Vector(rows, 0.1f)};
+        std::vector<int8_t> codes(w.size());
+        for (size_t i = 0; i < w.size(); ++i) codes[i] = static_cast<int8_t>(std::clamp(w[i] * 40, -127.0f, 127.0f));
+        const std::vector<float> scale(rows, 0.025f);
+        return Linear{matrix_of(codes.data(), scale.data(), rows, columns, kind), Vector(rows, 0.1f)};
       };
       const LayerNorm norm{Vector(width, 1.0f), Vector(width, 0.0f), 1e-5f};
       std::vector<Layer> layers;
@@ -129,7 +136,7 @@ void encoder(const Kernels& use, Pool& pool) {
       std::vector<float> again(tokens * width), firsts(rows.size() * width);
       made.run(pool, use, {tokens, every.data(), {}}, rows, {again.data(), nullptr, false});
       made.run(pool, use, {tokens, every.data(), {}}, rows, {firsts.data(), nullptr, true});
-      for (size_t i = 0; i < out.size(); ++i) expect(std::abs(out[i] - again[i]) < (turn % 3 == 1 ? 1e-3f : 3e-2f), "an encoder");
+      for (size_t i = 0; i < out.size(); ++i) expect(out[i] == again[i], "an encoder");
       Pool alone(1);  // threads only divide the work
       made.run(alone, use, {tokens, every.data(), {}}, rows, {out.data(), nullptr, false});
       for (size_t i = 0; i < out.size(); ++i) expect(out[i] == again[i], "threads");

@@ -41,12 +41,12 @@ void each_or_throw(Team& team, size_t items, Work&& work) {
 
 // Adds the residual and normalises, and makes at once what `next` will multiply.
 void normalise(Team& team, const Kernels& use, Activations& x, const Activations& residual, const LayerNorm& norm,
-               const Matrix* next, Shorts& shorts) {
-  if (next) next->make_room(x.tokens, shorts);
+               const Form* next, Operand& operand) {
+  if (next) next->make_room(x.tokens, operand);
   team.each(blocks(x.tokens, STRIP), [&](size_t strip, size_t) {
     const size_t tile = strip * STRIP / TILE, first = strip * STRIP % TILE;
     use.norm(x.tile(tile) + first, residual.tile(tile) + first, x.features, norm.view());
-    if (next) next->narrow_strip(use, x, strip, shorts);
+    if (next) next->narrow_strip(use, x, strip, operand);
   });
 }
 
@@ -101,28 +101,26 @@ Encoder::Room& Encoder::own_room() {
   return room;
 }
 
-// From room.middle, whose int16 form is in room.shorts, to room.hidden.
+// From room.middle, whose form for this layer is in room.operand, to room.hidden.
 void Encoder::apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const {
   const Matrix &up = *layer.up.matrix, &down = *layer.down.matrix;
-  const Shorts* shorts = &room.shorts;
-  if (up.kind == Kind::i8 && down.kind == Kind::i8) {
-    room.wide.tokens = room.middle.tokens;  // only that is asked of it: the numbers are in the int16 form
-    up.multiply_short(team, use, room.middle, room.shorts, layer.up.start(), activation, down, room.more_shorts);
-    shorts = &room.more_shorts;
+  if (down.form().is_narrow()) {
+    room.wide.tokens = room.middle.tokens;  // only that is asked of it: the numbers are in the narrow form
+    up.multiply_to(team, use, room.middle, room.operand, layer.up.start(), activation, down.form(), room.more);
   } else {
-    up.multiply(team, use, room.middle, room.shorts, layer.up.start(), activation, room.wide);
-    down.narrow(team, use, room.wide, room.shorts);
+    up.multiply(team, use, room.middle, room.operand, layer.up.start(), activation, room.wide);
   }
-  down.multiply(team, use, room.wide, *shorts, layer.down.start(), Activation::none, room.hidden);
+  down.multiply(team, use, room.wide, room.more, layer.down.start(), Activation::none, room.hidden);
 }
 
-// From room.context to room.hidden: what a layer does after attention, and the int16 form for the next one.
-void Encoder::finish(Team& team, const Kernels& use, const Layer& layer, const Matrix* next, const Activations& residual,
+// From room.context, whose form is in room.more, to room.hidden: what a layer does after attention, and the form for the
+// next one.
+void Encoder::finish(Team& team, const Kernels& use, const Layer& layer, const Form* next, const Activations& residual,
                      Room& room) const {
-  layer.out.matrix->multiply(team, use, room.context, room.more_shorts, layer.out.start(), Activation::none, room.middle);
-  normalise(team, use, room.middle, residual, layer.after_attention, layer.up.matrix.get(), room.shorts);
+  layer.out.matrix->multiply(team, use, room.context, room.more, layer.out.start(), Activation::none, room.middle);
+  normalise(team, use, room.middle, residual, layer.after_attention, &layer.up.matrix->form(), room.operand);
   apply_mlp(team, use, layer, room);
-  normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.shorts);
+  normalise(team, use, room.hidden, room.middle, layer.after_mlp, next, room.operand);
 }
 
 // Some sequences, one behind the other, that one thread takes through all layers.
@@ -179,18 +177,18 @@ void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::ve
     team.together([&] { run_together(team, use, in, rows, own_room(), out); });
 }
 
-// To room.hidden, and its int16 form for the first layer.
+// To room.hidden, and its form for the first layer.
 void Encoder::enter(Team& team, const Kernels& use, const Input& in, Room& room) const {
   room.hidden.shape(in.tokens, width);
   if (in.hidden)
     to_tiles(team, in.hidden, room.hidden);
   else
     embed(team, use, in, room.hidden);
-  if (!layers.empty()) layers[0].qkv.matrix->narrow(team, use, room.hidden, room.shorts);
+  if (!layers.empty()) layers[0].qkv.matrix->form().narrow(team, use, room.hidden, room.operand);
 }
 
-const Matrix* Encoder::after(size_t number) const {
-  return number + 1 < layers.size() ? layers[number + 1].qkv.matrix.get() : nullptr;
+const Form* Encoder::after(size_t number) const {
+  return number + 1 < layers.size() ? &layers[number + 1].qkv.matrix->form() : nullptr;
 }
 
 // Adds what the tokens from `begin` to `end` ask, of a row that starts at `start`; what they get is put at `place`. A hidden
@@ -218,9 +216,9 @@ void Encoder::run_together(Team& team, const Kernels& use, const Input& in, cons
   if (out.every) to_rows(team, room.hidden, out.every);
   for (size_t number = 0; number < layers.size(); ++number) {
     const Layer& layer = layers[number];
-    const Matrix* next = after(number);
+    const Form* next = after(number);
     const bool only_first = out.only_first && !next;
-    attend_all(team, use, layer.qkv, *layer.out.matrix, only_first ? firsts : all,
+    attend_all(team, use, layer.qkv, layer.out.matrix->form(), only_first ? firsts : all,
                only_first ? firsts.size() : in.tokens, room);
     if (only_first) {
       room.firsts.shape(firsts.size(), width);
@@ -267,8 +265,8 @@ void Encoder::ask(const Kernels& use, size_t number, Slice& own) const {
   Team alone;
   const Linear& qkv = layers[number].qkv;
   Activations& made = own.qkv[number % 2];
-  qkv.matrix->multiply(alone, use, own.room.hidden, own.room.shorts, qkv.start(), Activation::none, made);
-  if (qkv.matrix->kind == Kind::i8) remember(use, made, own.memory[number % 2]);
+  qkv.matrix->multiply(alone, use, own.room.hidden, own.room.operand, qkv.start(), Activation::none, made);
+  if (qkv.matrix->form().is_narrow()) remember(use, made, own.memory[number % 2]);
 }
 
 // One layer of one slice: from the queries, keys and values of all to its own of the next layer.
@@ -277,9 +275,9 @@ void Encoder::step(const Kernels& use, size_t number, const std::vector<Source>&
   Team alone;
   Room& room = own.room;
   const Layer& layer = layers[number];
-  const Matrix* next = after(number);
-  make_room(1, own.all, own.tokens, *layer.out.matrix, room);
-  attend_heads(alone, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, own.all, sources, room);
+  const Form* next = after(number);
+  make_room(1, own.all, own.tokens, layer.out.matrix->form(), room);
+  attend_heads(alone, use, layer.qkv.matrix->form().is_narrow(), layer.out.matrix->form(), own.all, sources, room);
   finish(alone, use, layer, next, room.hidden, room);
   if (out.every) to_rows(alone, room.hidden, out.every + ((number + 1) * tokens + own.start) * width);
   if (next)
@@ -299,8 +297,8 @@ void Encoder::finish_firsts(Team& team, const Kernels& use, const std::vector<So
   room.firsts.shape(firsts.size(), width);
   for (size_t i = 0; i < sources.size(); ++i)
     pick(slices[i].room.hidden, slices[i].start, slices[i].firsts, room.firsts);
-  make_room(team.threads(), firsts, firsts.size(), *layer.out.matrix, room);
-  attend_heads(team, use, layer.qkv.matrix->kind == Kind::i8, *layer.out.matrix, firsts, sources, room);
+  make_room(team.threads(), firsts, firsts.size(), layer.out.matrix->form(), room);
+  attend_heads(team, use, layer.qkv.matrix->form().is_narrow(), layer.out.matrix->form(), firsts, sources, room);
   finish(team, use, layer, nullptr, room.firsts, room);
   to_rows(team, room.hidden, out.last);
 }
@@ -313,7 +311,7 @@ void Encoder::run_slices(Team& team, const Kernels& use, const Input& in, const 
   if (slices.size() < count) slices.resize(count);
   cut(rows, in.tokens, count, slices);
   const auto sources_of = [&](size_t number) {
-    const bool shorts = layers[number].qkv.matrix->kind == Kind::i8;
+    const bool shorts = layers[number].qkv.matrix->form().is_narrow();
     std::vector<Source> sources;
     for (size_t i = 0; i < count; ++i)
       sources.push_back({slices[i].start, &slices[i].qkv[number % 2], shorts ? &slices[i].memory[number % 2] : nullptr});

@@ -95,7 +95,7 @@ class Encoder {
   // What one forward pass, or a slice of it, needs; kept for the calling thread's next one.
   struct Room {
     Activations hidden, wide, context, middle, firsts;
-    Shorts shorts, more_shorts;
+    Operand operand, more;
     std::vector<Scratch> scratch;  // of each thread
   };
   static Room& own_room();  // of the calling thread
@@ -118,20 +118,20 @@ class Encoder {
 
   void run_together(Team& team, const Kernels& use, const Input& in, const std::vector<Row>& rows, Room& room,
                     const Output& out) const;
-  const Matrix* after(size_t number) const;  // the matrix that multiplies what this layer makes
+  const Form* after(size_t number) const;  // in which what this layer makes is multiplied
   void enter(Team& team, const Kernels& use, const Input& in, Room& room) const;
   void embed(Team& team, const Kernels& use, const Input& in, Activations& out) const;
   void attend(const Kernels& use, bool shorts, size_t head, const Sequence& one, const std::vector<Source>& sources,
               Activations& context, Scratch& scratch) const;
   void remember(const Kernels& use, const Activations& wide, Memory& memory) const;
-  void make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Matrix& next,
+  void make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Form& next,
                  Room& room) const;
-  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
+  void attend_all(Team& team, const Kernels& use, const Linear& qkv, const Form& next,
                   const std::vector<Sequence>& sequences, size_t made, Room& room) const;
-  void attend_heads(Team& team, const Kernels& use, bool shorts, const Matrix& next,
+  void attend_heads(Team& team, const Kernels& use, bool shorts, const Form& next,
                     const std::vector<Sequence>& sequences, const std::vector<Source>& sources, Room& room) const;
   void apply_mlp(Team& team, const Kernels& use, const Layer& layer, Room& room) const;
-  void finish(Team& team, const Kernels& use, const Layer& layer, const Matrix* next, const Activations& residual,
+  void finish(Team& team, const Kernels& use, const Layer& layer, const Form* next, const Activations& residual,
               Room& room) const;
 
   static void ask_of(const Row& row, size_t start, size_t begin, size_t end, size_t place, std::vector<Sequence>& to);

@@ -118,7 +118,7 @@ void Encoder::attend(const Kernels& use, bool shorts, size_t head, const Sequenc
 }
 
 // For what `made` tokens get from these sequences, and for what `next` multiplies then.
-void Encoder::make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Matrix& next,
+void Encoder::make_room(size_t threads, const std::vector<Sequence>& sequences, size_t made, const Form& next,
                         Room& room) const {
   size_t longest = 0;
   for (const Sequence& one : sequences) longest = std::max(longest, one.count);
@@ -129,15 +129,15 @@ void Encoder::make_room(size_t threads, const std::vector<Sequence>& sequences, 
     some.numbers.reserve(4 * head_width * stride + attention_room(stride, head_width));
     some.memory.shape(longest, 1, head_width);
   }
-  next.make_room(made, room.more_shorts);
+  next.make_room(made, room.more);
 }
 
-// From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more_shorts.
-void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Matrix& next,
+// From room.hidden to room.context, of all tokens or the first ones, and what `next` will multiply to room.more.
+void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, const Form& next,
                          const std::vector<Sequence>& sequences, size_t made, Room& room) const {
   make_room(team.threads(), sequences, made, next, room);
   const Matrix& matrix = *qkv.matrix;
-  const bool shorts = matrix.kind == Kind::i8;
+  const bool shorts = matrix.form().is_narrow();
   const std::vector<Source> sources{{0, &room.wide, nullptr}};
   const size_t groups = width / BLOCK_N, in_group = BLOCK_N / head_width;
   // Where the heads of a block of rows are whole, whoever made their queries, keys and values goes on with them.
@@ -147,30 +147,30 @@ void Encoder::attend_all(Team& team, const Kernels& use, const Linear& qkv, cons
     matrix.count_work(room.hidden.tokens);
     team.each(groups, [&](size_t group, size_t thread) {
       for (size_t part = 0; part < 3; ++part)
-        matrix.multiply_block(use, room.hidden, room.shorts, part * groups + group, qkv.start(), Activation::none,
+        matrix.multiply_block(use, room.hidden, room.operand, part * groups + group, qkv.start(), Activation::none,
                               room.wide);
       for (size_t head = group * in_group; head < (group + 1) * in_group; ++head)
         for (const Sequence& one : sequences)
           attend(use, shorts, head, one, sources, room.context, room.scratch[thread]);
-      next.narrow_features(use, room.context, group, room.more_shorts);
+      next.narrow_features(use, room.context, group, room.more);
     });
-    next.settle(team, use, made, room.more_shorts);
+    next.settle(team, use, made, room.more);
   } else {
-    matrix.multiply(team, use, room.hidden, room.shorts, qkv.start(), Activation::none, room.wide);
+    matrix.multiply(team, use, room.hidden, room.operand, qkv.start(), Activation::none, room.wide);
     attend_heads(team, use, shorts, next, sequences, sources, room);
   }
 }
 
 // The same where queries, keys and values are there, and room is made.
-void Encoder::attend_heads(Team& team, const Kernels& use, bool shorts, const Matrix& next,
+void Encoder::attend_heads(Team& team, const Kernels& use, bool shorts, const Form& next,
                            const std::vector<Sequence>& sequences, const std::vector<Source>& sources,
                            Room& room) const {
   team.each(sequences.size() * heads, [&](size_t item, size_t thread) {
     attend(use, shorts, item % heads, sequences[item / heads], sources, room.context, room.scratch[thread]);
   });
   team.each(blocks(width, BLOCK_N),
-            [&](size_t block, size_t) { next.narrow_features(use, room.context, block, room.more_shorts); });
-  next.settle(team, use, room.context.tokens, room.more_shorts);
+            [&](size_t block, size_t) { next.narrow_features(use, room.context, block, room.more); });
+  next.settle(team, use, room.context.tokens, room.more);
 }
 
 }  // namespace pinscher

@@ -5,7 +5,7 @@
 namespace pinscher {
 
 const std::vector<Isa>& all_isas() {
-#define ISA(name, int8, fp32) {name##_kernels, {int8, fp32}},
+#define ISA(name, ...) {name##_kernels, {__VA_ARGS__}},
   static const std::vector<Isa> every = {
 #include "isas.inc"
   };

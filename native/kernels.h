@@ -14,16 +14,29 @@ constexpr size_t BLOCK_N = 128;   // outputs of one piece of work
 constexpr size_t CHUNK = 768;     // inputs summed in int16 before the sum becomes fp32
 constexpr size_t STRIP = 32;      // tokens normalised or narrowed together
 constexpr size_t PANEL = 6;       // rows of a dense matrix multiplied together
+constexpr size_t QUAD = 4;        // neighbouring inputs whose bytes lie side by side: a group
+constexpr size_t GROUPS = 96;     // groups of inputs whose tile of bytes stays in the first cache
+constexpr size_t FEW_ROWS = 4;    // rows of a dense matrix of bytes multiplied together
 
 constexpr float FULL = 32766;        // the length of a vector of int16, none of which can leave its range
+constexpr size_t MOST_INPUTS = 131072;  // 128 · 127 times which stays within int32: sums of bytes never overflow
 constexpr size_t MOST_KEYS = 16384;  // whose rounded weights times values stay within int32
 
 // Floats that attention needs beside what goes in and out, in fp32 or int16.
 inline size_t attention_room(size_t stride, size_t width) { return ((width + 1) / 2 + TILE + 1) * stride; }
 
-// Inputs whose tile stays in the first cache; an index into them is a byte.
+// The weights of one output for a group of inputs.
+struct Quad {
+  int8_t weight[QUAD];
+};
+
+// Inputs whose tile stays in the first cache; an index into them, or into their groups, is a byte.
 template <typename Value>
-constexpr size_t BLOCK_K = sizeof(Value) == 1 ? 256 : 128;  // int8 weights multiply int16
+constexpr size_t BLOCK_K = 128;
+template <>
+inline constexpr size_t BLOCK_K<int8_t> = 256;  // they multiply int16
+template <>
+inline constexpr size_t BLOCK_K<Quad> = GROUPS * QUAD;  // they multiply int8
 
 // One output row of a block, and how many nonzeros it has there; rows come sorted by that count.
 struct Line {
@@ -35,7 +48,7 @@ template <typename Value>
 struct Block {
   const Line* lines;
   size_t count;
-  const uint8_t* at;  // column, local
+  const uint8_t* at;  // column, or group of them, local
   const Value* values;
 };
 
@@ -47,6 +60,18 @@ struct KeysValues {
   int16_t* values;  // [width][stride]
   float *key_worth, *value_worth;  // of a unit, for each token
   size_t stride;
+};
+
+// The ends of a token's range of numbers and what a unit of its int16 is worth, for one part of the features; [TILE] each.
+struct Range {
+  float *low, *high, *worth;
+};
+
+// What turns sums of bytes into outputs: row · (sum · scale[token] + middle[token] · total) + start, where `total` is the sum
+// of the row's weights.
+struct Rows {
+  const float *scale, *start;  // no start: nothing is added
+  const int32_t* total;
 };
 
 struct Norm {
@@ -83,9 +108,27 @@ struct Kernels {
   // Tokens of a strip whose features were narrowed BLOCK_N by BLOCK_N to the length FULL, as by narrow, get one scale for
   // each chunk, in place; worth[block][TILE] is what a unit was worth.
   void (*settle)(int16_t* tile, size_t features, const float* worth, const float* bound, float* scale);
+  // Bytes of activations lie as [group][TILE][QUAD]; a byte b of a token stands for middle + b · scale, |b| ≤ 127. Some sets
+  // keep them 128 higher, as their instruction wants them: only these functions know.
+  //
+  // y[row][token] += Σ weights · bytes. `totals`, the sums of the rows' weights: y need not be zero before, and the block
+  // has a line for each row, even of no groups.
+  void (*spmm_bytes)(const Block<Quad>&, const int8_t* x, int32_t* y, size_t tokens, const int32_t* totals);
+  // The same for `rows` rows of all `groups`: panels of FEW_ROWS rows, [panel][of_all][FEW_ROWS], of whose groups x has some.
+  void (*dense_bytes)(const Quad* panels, size_t of_all, size_t rows, size_t groups, const int8_t* x, int32_t* y,
+                      size_t tokens, const int32_t* totals);
+  // out[row][token] in fp32; see Rows
+  void (*widen_bytes)(const int32_t* sum, size_t rows, const Rows&, const float* scale, const float* middle, float* out,
+                      size_t tokens);
+  // A strip of a tile as bytes. A token that is not finite gets the scale NaN, so that its outputs become NaN.
+  void (*narrow_bytes)(const float* tile, size_t features, int8_t* out, float* scale, float* middle);
+  // Some features of a strip as int16 at a scale of their own, [feature][TILE]; and when all are there, BLOCK_N by BLOCK_N,
+  // as bytes. `parts`: the first part's Range, the next ones' lie 3 · TILE floats apart.
+  void (*narrow_part)(const float* part, size_t features, int16_t* out, const Range&);
+  void (*settle_bytes)(const int16_t* tile, size_t features, const Range& parts, int8_t* out, float* scale, float* middle);
   // y[row][token] += Σ_k panel[k][row] · x[k][token] for `rows` ≤ PANEL
   void (*dense)(const float* panel, size_t rows, size_t features, const float* x, float* y, size_t tokens);
-  void (*activate)(Activation, float* values, size_t count);
+  void (*activate)(Activation, float* values, size_t rows, size_t tokens);  // of a tile
   // tile[feature][token] = norm(tile + residual) over the features, for a strip of a tile; residual may be null
   void (*norm)(float* tile, const float* residual, size_t features, const Norm&);
   // out[d][i] = Σ_j v[d][j] · softmax_j(Σ_d k[d][j] · q[d][i]) for keys j, queries i; rows are `stride` floats apart.
@@ -108,18 +151,18 @@ struct Kernels {
   void (*fold)(const Scored&, const Window&, float* sum, float* mean, float* spread, size_t count);
 };
 
-// The densities from which on a dense product is as fast; 0: another kind is always faster.
-struct BreakEven {
-  double int8, fp32;
+// What kinds of matrices cost; see isas.inc.
+struct Costs {
+  double f32, i8, groups, dense8;
 };
 
 // A row of isas.inc.
 struct Isa {
   const Kernels& kernels;
-  BreakEven break_even;
+  Costs costs;
 };
 
-#define ISA(name, int8, fp32) extern const Kernels name##_kernels;
+#define ISA(name, ...) extern const Kernels name##_kernels;
 #include "isas.inc"
 #undef ISA
 
@@ -131,5 +174,6 @@ const Kernels* kernels(const char* name = nullptr);
 }  // namespace pinscher
 
 #define KERNELS(isa)                                                                                               \
-  {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::settle, isa::dense, isa::activate, \
-   isa::norm, isa::attention, isa::shorten, isa::attention_i16, isa::bracket, isa::observe, isa::fold}
+  {#isa, isa::supported, isa::spmm_f32, isa::spmm_i16, isa::widen, isa::narrow, isa::settle, isa::spmm_bytes, \
+   isa::dense_bytes, isa::widen_bytes, isa::narrow_bytes, isa::narrow_part, isa::settle_bytes, isa::dense, isa::activate, isa::norm, \
+   isa::attention, isa::shorten, isa::attention_i16, isa::bracket, isa::observe, isa::fold}

@@ -12,30 +12,31 @@
 namespace pinscher {
 namespace avx512 {
 
-constexpr size_t LANES = 16;
-constexpr int REGISTERS = 32;
-typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
-typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+#include "avx512.inc"
 
-static inline shorts mulhrs(shorts a, shorts b) { return (shorts)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b); }
-static inline shorts twice(int8_t w) { return (shorts)_mm512_set1_epi8(w); }
-static inline ints multiply_add(shorts a, shorts b) { return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
-static inline bool any(ints m) { return _mm512_test_epi32_mask((__m512i)m, (__m512i)m) != 0; }
-// Four weights by one load, each spread where it is needed: a byte's own way from memory or a register takes longer.
-#define BY_FOUR
-struct Four {
-  __m512i bytes;
-  explicit Four(const int8_t* w) {
+// Every product of two is exact: 2 · 127 · 127 is less than 2^15.
+constexpr int32_t HIGHER = 0;
+struct FourBytes {
+  __m512i size;
+  __mmask64 negative;
+  explicit FourBytes(const int8_t* w) {
     int together;
     __builtin_memcpy(&together, w, 4);
-    bytes = _mm512_set1_epi32(together);
+    const __m512i all = _mm512_set1_epi32(together);
+    size = _mm512_abs_epi8(all);
+    negative = _mm512_movepi8_mask(all);
   }
-  shorts operator[](int i) const { return (shorts)_mm512_shuffle_epi8(bytes, _mm512_set1_epi8(static_cast<char>(i))); }
+  ints times(bytes x, ints sum) const {
+    const __m512i turned = _mm512_mask_sub_epi8((__m512i)x, negative, _mm512_setzero_si512(), (__m512i)x);
+    const __m512i pairs = _mm512_maddubs_epi16(size, turned);
+    return sum + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+  }
 };
 
 #include "kernels.inc"
 static bool supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 }  // namespace avx512

@@ -5,18 +5,22 @@
 namespace pinscher {
 namespace neon {
 
-constexpr size_t LANES = 4;  // every aarch64 machine has these: no other target than the rest
-constexpr int REGISTERS = 32;
-typedef int16_t shorts __attribute__((vector_size(LANES * 4)));
-typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+#include "neon.inc"  // every aarch64 machine has these: no other target than the rest
 
-static inline shorts mulhrs(shorts a, shorts b) { return (shorts)vqrdmulhq_s16((int16x8_t)a, (int16x8_t)b); }
-static inline shorts twice(int8_t w) { return (shorts)vdupq_n_s8(w); }
-static inline ints multiply_add(shorts a, shorts b) {
-  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
-  return (ints)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
-}
-static inline bool any(ints m) { return vmaxvq_u32((uint32x4_t)m) != 0; }
+// Every sum of two is exact: 2 · 127 · 127 is less than 2^15.
+constexpr int32_t HIGHER = 0;
+struct FourBytes {
+  int8x16_t all;
+  explicit FourBytes(const int8_t* w) {
+    int32_t together;
+    __builtin_memcpy(&together, w, 4);
+    all = vreinterpretq_s8_s32(vdupq_n_s32(together));
+  }
+  ints times(bytes x, ints sum) const {
+    const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)x), vget_low_s8(all)), high = vmull_high_s8((int8x16_t)x, all);
+    return (ints)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
+  }
+};
 
 #include "kernels.inc"
 static bool supported() { return true; }

@@ -19,10 +19,11 @@ from pinscher.runtime.kernels import Weights
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
 CORE = native.core()
-ROW = re.compile(r"^ISA\((\w+), ([\d.]+), ([\d.]+)\)$", re.MULTILINE)
+ROW = re.compile(r"^ISA\((\w+), ([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+)\)$", re.MULTILINE)
+COSTING = ("f32", "i8", "groups", "dense8")  # beside "dense", which costs 1
 ROWS = {
-    name: {"int8": float(int8), "fp32": float(fp32)}
-    for name, int8, fp32 in ROW.findall((NATIVE / "isas.inc").read_text())
+    name: {"dense": 1.0} | {kind: float(cost) for kind, cost in zip(COSTING, costs, strict=True)}
+    for name, *costs in ROW.findall((NATIVE / "isas.inc").read_text())
 }
 
 # Every row of the list, which set is taken without being asked for, and what the first one computes beside the last.
@@ -32,7 +33,10 @@ PROGRAM = """
 
 int main() {
   const auto& every = pinscher::all_isas();
-  for (const auto& isa : every) std::printf("%s %g %g\\n", isa.kernels.name, isa.break_even.int8, isa.break_even.fp32);
+  for (const auto& isa : every) {
+    const auto [f32, i8, groups, dense8] = isa.costs;
+    std::printf("%s %g %g %g %g\\n", isa.kernels.name, f32, i8, groups, dense8);
+  }
   std::printf("taken %s\\n", pinscher::kernels()->name);
   const pinscher::Line line{0, 3};
   const uint8_t at[] = {0, 1, 2};
@@ -54,22 +58,37 @@ def test_the_extension_has_the_rows_of_this_architecture():
     compiled = CORE.isas(all=True)
     assert compiled == [name for name in ROWS if name in compiled]  # in the order of the list, the widest first
     assert compiled[-1] == list(ROWS)[-1] == CORE.isas()[-1]  # which runs anywhere
-    assert {name: CORE.break_even(name) for name in compiled} == {name: ROWS[name] for name in compiled}
+    assert {name: CORE.costs(name) for name in compiled} == {name: ROWS[name] for name in compiled}
     with pytest.raises(ValueError, match="no such instruction set"):
-        CORE.break_even("abacus")
+        CORE.costs("abacus")
+
+
+def of_groups(kept: int, each: int = 4) -> Weights:
+    """A matrix of 100 groups of four inputs, of which some hold so many nonzeros each."""
+    weight = torch.zeros(100, 4)
+    weight[:kept, :each] = 1
+    return Weights(dense=weight.view(10, 40))
 
 
 @pytest.mark.parametrize("isa", CORE.isas())
-def test_every_set_decides_by_its_own_row(isa, monkeypatch):
-    """A matrix below the density of the row is sparse, one at it is dense."""
+@pytest.mark.parametrize("each", [1, 2, 3, 4])
+def test_every_set_decides_by_its_own_row(isa, each, monkeypatch):
+    """The kind that costs least of those with activations of enough bits, whatever is kept."""
     monkeypatch.setenv("PINSCHER_ISA", isa)
     assert native.isa() == isa
     row = ROWS[isa]
-    for mode, kind in (("int8", "int8" if row["int8"] else "fp32"), ("fp32", "fp32")):
-        for kept, wanted in ((round(row[kind] * 100) - 1, kind), (round(row[kind] * 100), "dense")):
-            weight = torch.zeros(100)
-            weight[:kept] = 1
-            assert choice.kind_of(Weights(dense=weight.view(10, 10)), mode) == wanted
+    for kept in range(1, 101):
+        cost = {
+            "groups": row["groups"] * kept,
+            "dense8": row["dense8"] * 100,
+            "i8": row["i8"] * kept * each,
+            "f32": row["f32"] * kept * each,
+            "dense": 400,
+        }
+        for bits, allowed in ((8, list(cost)), (16, ["i8", "f32", "dense"]), (32, ["f32", "dense"])):
+            found = choice.kind_of(of_groups(kept, each), bits)
+            assert found in allowed
+            assert cost[found] == min(cost[kind] for kind in allowed)
 
 
 def test_no_other_file_names_a_set():
@@ -94,14 +113,14 @@ def test_a_set_of_ones_own_is_compiled_listed_and_taken(tmp_path):
         (NATIVE / "kernels_scalar.cpp").read_text().replace("scalar", "madeup")
     )
     rows = (NATIVE / "isas.inc").read_text()
-    (tmp_path / "isas.inc").write_text(rows.replace("#if", "ISA(madeup, 0.5, 0.25)\n#if", 1))
+    (tmp_path / "isas.inc").write_text(rows.replace("#if", "ISA(madeup, 0.5, 0.25, 3, 2)\n#if", 1))
     (tmp_path / "program.cpp").write_text(PROGRAM)
     sources = sorted(path.name for path in tmp_path.glob("*.cpp"))
     subprocess.run([compiler, "-std=c++17", "-O0", *sources, "-o", "program"], cwd=tmp_path, check=True)
     said = subprocess.check_output([tmp_path / "program"], text=True).splitlines()
     listed = [line.split() for line in said if not line.startswith(("taken", "product"))]
     assert [name for name, *_ in listed] == ["madeup", *CORE.isas(all=True)]
-    assert [float(number) for number in listed[0][1:]] == [0.5, 0.25]
+    assert [float(number) for number in listed[0][1:]] == [0.5, 0.25, 3, 2]
     assert "taken madeup" in said
     products = np.array([line.split()[1:] for line in said if line.startswith("product")], float)
     x = 0.25 * np.arange(3 * 64).reshape(3, 64)[:, :5]

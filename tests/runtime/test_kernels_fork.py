@@ -91,7 +91,7 @@ def test_a_child_has_threads_of_its_own(rows):
 def test_a_fork_while_another_thread_has_the_pool():
     weights = np.random.default_rng(0).standard_normal((256, 512), np.float32)
     x = np.random.default_rng(1).standard_normal((512, 512), np.float32)
-    matrix, pool, isa = kernels.core().Matrix.from_f32(weights, True), native.pool(2), native.isa()
+    matrix, pool, isa = kernels.core().Matrix.from_f32(weights, "f32"), native.pool(2), native.isa()
 
     def product() -> bytes:
         out = np.empty((512, 256), np.float32)

@@ -13,27 +13,41 @@ from pinscher import native
 from pinscher.errors import InputError
 from pinscher.models.families import Family, max_positions
 from pinscher.runtime.encoder import Layers, embedded, native_layers
-from pinscher.runtime.kernels import Weights, core
+from pinscher.runtime.kernels import KINDS, Weights, core
 from pinscher.store.streams import DamagedError
 
 Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
-MODES = ("auto", "int8", "fp32")
+BITS = {"auto": 16, "int8": 16, "w8a8": 8, "fp32": 32}  # of activations, at least
+GUARDED = ("auto", "w8a8")  # modes in which a matrix that suffers gets more bits
 LIMIT = 0.02  # how far int8 may move the last hidden state; see docs/runtime.md for what that means for predictions
+MODES = tuple(BITS)
 SAMPLE = 64  # tokens that are looked at for it
 
 
-def kind_of(weights: Weights, mode: str) -> str:
-    """The kind that the mode allows and that is fastest for this density."""
-    limits = core().break_even(native.isa())  # native/isas.inc: 0 for int8 where fp32 is always faster
-    kind = "int8" if mode != "fp32" and limits["int8"] else "fp32"
-    return kind if weights.density < limits[kind] else "dense"
+def kind_of(weights: Weights, bits: int) -> str:
+    """The fastest kind whose activations have that many bits at least.
+
+    What a nonzero, a group or a weight costs is in native/isas.inc.
+    """
+    costs, counts = core().costs(native.isa()), weights.counts
+    least = bits if weights.shape[1] <= core().MOST_INPUTS else max(bits, 16)
+    allowed = [name for name, kind in KINDS.items() if kind.bits >= least]
+    return min(allowed, key=lambda name: costs[name] * getattr(counts, KINDS[name].units))
 
 
-def packed_as(name: str, weights: Lazy, mode: str) -> Any:
+def bits_for(model: Any, mode: str) -> int:
+    """The fewest bits of activations in a model.
+
+    What generates multiplies one token at a time, mostly: groups of inputs have nothing to gain then.
+    """
+    return max(BITS[mode], 16) if getattr(model, "can_generate", lambda: False)() else BITS[mode]
+
+
+def packed_as(name: str, weights: Lazy, bits: int) -> Any:
     """A matrix in the kernels' layout; only its own numbers are in memory meanwhile."""
     try:
         found = weights()
-        return found.pack(kind_of(found, mode))
+        return found.pack(kind_of(found, bits))
     except DamagedError:
         raise  # which names the file and the matrix
     except InputError as error:
@@ -43,13 +57,13 @@ def packed_as(name: str, weights: Lazy, mode: str) -> Any:
 def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]], mode: str, threads: int) -> Layers:
     """The native layers of a base model; each matrix, named and read in its turn, as the kind that suits it."""
     flat = [one for layer in layers for one in layer]
-    packed = [packed_as(name, weights, mode) for name, weights in flat]
+    packed = [packed_as(name, weights, BITS[mode]) for name, weights in flat]
 
     def made_of(matrices: list[Any]) -> Layers:
         some = iter(matrices)
         return native_layers(base, family, [[next(some) for _ in layer] for layer in layers], threads)
 
-    if mode == "auto":
+    if mode in GUARDED:
         sample = _sample(base)
         with torch.no_grad():
             hidden = embedded(base, sample, None, None, None).float()
@@ -61,34 +75,52 @@ def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]
 
 
 def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Tensor]) -> None:
-    """Replaces int8 matrices by fp32 ones until the hidden states of a sample are off by LIMIT at most.
+    """Replaces matrices by more precise ones until the hidden states of a sample are off by LIMIT at most.
 
-    They are compared with int8 in all places and, if that is too far off, in one place at a time; the matrices that
-    hurt most go first.
+    First int8 activations become int16, then int16 ones and the weights fp32. The matrices go first that hurt most for
+    the time which their replacement costs: how far each alone puts the hidden states off is measured, and such errors
+    add up as squares.
 
     Args:
         packed: the model's matrices.
         weights: where each comes from.
         hidden: the last hidden states of the sample, with these matrices.
     """
-    places = [number for number, matrix in enumerate(packed) if matrix.kind == "i8"]
-    if not places:
+    if all(KINDS[matrix.kind].bits == 32 for matrix in packed):
         return
-    exact = list(packed)
-    for number in places:
-        exact[number] = weights[number]().pack("fp32")
+    exact = [
+        matrix if KINDS[matrix.kind].bits == 32 else _precise(some, 32)
+        for matrix, some in zip(packed, weights, strict=True)
+    ]
     wanted = hidden(exact)
 
     def off(mixed: list[Any]) -> float:
         return float((hidden(mixed) - wanted).norm() / wanted.norm())
 
-    if off(packed) <= LIMIT:
-        return
-    alone = {number: off([*exact[:number], packed[number], *exact[number + 1 :]]) for number in places}
-    for number in sorted(places, key=lambda number: -alone[number]):
-        packed[number] = exact[number]
+    for bits in (16, 32):
         if off(packed) <= LIMIT:
             return
+        places = [number for number, matrix in enumerate(packed) if KINDS[matrix.kind].bits < bits]
+        better = {number: exact[number] if bits == 32 else _precise(weights[number], bits) for number in places}
+        gain = {}
+        for number in places:
+            hurt = off([*exact[:number], packed[number], *exact[number + 1 :]])
+            gain[number] = hurt**2 / max(_cost(better[number]) - _cost(packed[number]), 1e-3 * _cost(packed[number]))
+        for number in sorted(places, key=lambda number: -gain[number]):
+            packed[number] = better[number]
+            if off(packed) <= LIMIT:
+                return
+
+
+def _precise(weights: Lazy, bits: int) -> Any:
+    found = weights()
+    return found.pack(kind_of(found, bits))
+
+
+def _cost(matrix: Any) -> float:
+    """What a product with it takes, where a weight of a dense fp32 one takes 1."""
+    cost: float = core().costs(native.isa())[matrix.kind] * matrix.units
+    return cost
 
 
 def correct_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from pinscher import native
 from pinscher.errors import InputError
 from pinscher.store.quantize import Quantized, quantize
 
+QUAD = 4  # inputs of a group
 MOST_THREADS = 1024  # far beyond that OpenMP ends the process, since the system refuses
-KINDS = ("int8", "fp32", "dense")
 
 
 def core() -> Any:
@@ -48,6 +49,33 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Counts(NamedTuple):
+    """What the kinds of matrices are made of."""
+
+    nonzeros: int
+    groups: int  # of QUAD inputs of an output, not all of them zeros
+    weights: int
+    all_groups: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the native code lays out a matrix and multiplies it; see native/matrix.h."""
+
+    coded: bool  # whether weights are int8
+    bits: int  # of the activations
+    units: str  # the field of Counts that says how much work it is
+
+
+KINDS = {
+    "groups": Kind(coded=True, bits=8, units="groups"),
+    "dense8": Kind(coded=True, bits=8, units="all_groups"),
+    "i8": Kind(coded=True, bits=16, units="nonzeros"),
+    "f32": Kind(coded=False, bits=32, units="nonzeros"),
+    "dense": Kind(coded=False, bits=32, units="weights"),
+}
+
+
 @dataclass(frozen=True)
 class Weights:
     """A matrix [outputs, inputs], as numbers or as the codes of a stored one."""
@@ -61,11 +89,15 @@ class Weights:
         assert some is not None
         return some.shape[0], some.shape[1]
 
-    @property
-    def density(self) -> float:
+    @functools.cached_property
+    def counts(self) -> Counts:
         some = self.dense if self.codes is None else self.codes.codes
         assert some is not None
-        return int(torch.count_nonzero(some)) / max(1, some.numel())
+        kept = some != 0
+        rows, columns = kept.shape
+        whole = kept[:, : columns // QUAD * QUAD].view(rows, -1, QUAD).any(2).sum()
+        rest = kept[:, columns // QUAD * QUAD :].any(1).sum()
+        return Counts(int(kept.sum()), int(whole + rest), kept.numel(), rows * -(-columns // QUAD))
 
     def as_codes(self) -> Quantized:
         return self.codes if self.codes is not None else quantize(self._numbers())
@@ -77,11 +109,11 @@ class Weights:
         return self.codes.codes.float().mul_(self.codes.scale[:, None])
 
     def pack(self, kind: str) -> Any:
-        """The matrix as the kernels want it: "int8", "fp32" (both without zeros) or "dense"."""
-        if kind == "int8":
+        """The matrix as the kernels want it: one of KINDS."""
+        if KINDS[kind].coded:
             made = self.as_codes()
-            return core().Matrix.from_i8(made.codes.contiguous().numpy(), made.scale.contiguous().numpy())
-        return core().Matrix.from_f32(self._numbers().contiguous().numpy(), kind == "fp32")
+            return core().Matrix.from_i8(made.codes.contiguous().numpy(), made.scale.contiguous().numpy(), kind)
+        return core().Matrix.from_f32(self._numbers().contiguous().numpy(), kind)
 
 
 def stacked(parts: list[Weights]) -> Weights:

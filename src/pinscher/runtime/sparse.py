@@ -74,8 +74,9 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
 
     Args:
         model: a transformers model with zeros in the matrices of its blocks.
-        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); or "auto": int8, and fp32 for every matrix that
-            would suffer. A matrix that is faster dense stays dense.
+        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "auto": the same, with fp32 for every matrix that
+            would suffer; or "w8a8": activations of 8 bits too, for matrices in 1x4 blocks or without zeros, with 16
+            bits or fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
         threads: how many to use; as many as torch does if not given.
 
     Raises:
@@ -93,7 +94,8 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     names = [matrix.path for matrix in matrices(model).values() if matrix.role == "matrix"]
     if not names:
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
-    if all(choice.kind_of(weights_of(model, name), mode) == "dense" for name in names):
+    bits = choice.bits_for(model, mode)
+    if all(choice.kind_of(weights_of(model, name), bits) == "dense" for name in names):
         warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)
         return _twin(model)
     return assemble(_twin(model), lambda name: weights_of(model, name), mode, count)
@@ -192,17 +194,18 @@ def _lazily(source: Source, names: list[str]) -> tuple[str, choice.Lazy]:
 
 
 def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
-    if mode == "auto" and not choice.reads_tokens(model):
+    if mode in choice.GUARDED and not choice.reads_tokens(model):
         mode = "fp32"  # what int8 would cost cannot be seen
+    bits = choice.bits_for(model, mode)
     names = [m.path for m in matrices(model).values() if m.role == "matrix"]
     some = [_lazily(source, [name]) for name in names]
     linears = []
     for name, (title, weights) in zip(names, some, strict=True):
-        matrix = choice.packed_as(title, weights, mode)
+        matrix = choice.packed_as(title, weights, bits)
         parent, _, child = name.rpartition(".")
         linears.append(SparseLinear(matrix, model.get_submodule(name).bias, threads))
         setattr(model.get_submodule(parent), child, linears[-1])
-    if mode == "auto":
+    if mode in choice.GUARDED:
         choice.correct_linears_(model, linears, [weights for _, weights in some])
     taken = tuple(inspect.signature(model.forward).parameters)
     model.register_forward_pre_hook(functools.partial(_checked, taken), with_kwargs=True)
