@@ -107,8 +107,8 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 def test_products_of_bytes(isa, kind, rows, columns, tokens, density, seed):
     """To the last digits of fp32 those of the same bytes in double precision: nothing is lost in the sums.
 
-    A token's middle times a row's total is added at the end, in fp32: the rounding goes with the largest input times all
-    weights, even where inputs and weights cancel.
+    A token's middle times a row's total is added at the end, in fp32: the rounding goes with the largest input times
+    all weights, even where they cancel.
     """
     matrix, weight = coded(pruned(rows, columns, density, seed), kind)
     x = inputs(tokens, columns, seed) + np.float32(0.7)
