@@ -6,7 +6,8 @@
 The development set's 872 rows cannot tell methods apart that differ by a point (a standard error of 1.3). The training
 set has 67,349 rows, of which a comparison uses 6,000; but most are phrases of the same sentences. Here a phrase goes
 with the longest phrase that contains it, and sentences are shared out whole: each is either trained on or tested.
-What settings are chosen by (choice.jsonl) are other phrases of the tested sentences.
+What settings are chosen by (choice.jsonl) are other phrases of the tested sentences. What a run watches itself by
+(validation.jsonl) is from sentences of which no phrase is trained on or tested, so that it costs no training rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-TRAIN, TEST, CHOICE = 6000, 15000, 10000
+TRAIN, TEST, CHOICE, VALIDATION = 6000, 15000, 10000, 1000
 SHARE = 0.5  # of the sentences, to train on
 
 
@@ -38,15 +39,17 @@ def main() -> None:
     cut = int(SHARE * len(shares))
     args.output.mkdir(parents=True, exist_ok=True)
     taken: set[int] = set()
-    for name, some, count in (
-        ("train", shares[:cut], TRAIN),
-        ("test", shares[cut:], TEST),
-        ("choice", shares[cut:], CHOICE),
-    ):
+
+    def write(name: str, some: list[list[Any]], count: int) -> None:
         chosen = draw.sample([row for group in some for row in group if row["idx"] not in taken], count)
-        taken |= {row["idx"] for row in chosen}
+        taken.update(row["idx"] for row in chosen)
         (args.output / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
         print(f"{name}: {count} of {sum(map(len, some))} phrases of {len(some)} sentences")
+
+    write("train", shares[:cut], TRAIN)
+    write("test", shares[cut:], TEST)
+    write("choice", shares[cut:], CHOICE)
+    write("validation", [group for group in shares if not any(row["idx"] in taken for row in group)], VALIDATION)
 
 
 def sentences(phrases: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
