@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
@@ -39,6 +41,21 @@ def test_the_default_starts_from_a_dense_run(command, sst2, tmp_path):
     dense = folder.dense.read_config()["run"]
     assert (dense["learning_rate"], settings["learning_rate"]) == (1e-4, 3e-4)
     assert not (folder.dense.path / "dense").exists()
+
+
+def test_dropout_is_for_the_pruning_not_for_the_dense_run(command, sst2, tmp_path):
+    for folder, told in (("as-it-is", ["--dropout", "0.1"]), ("none", ["--dropout", "0"])):
+        code, _, err = command("prune", *sst2, *SHORT, *TAUGHT, *told, "--output", folder, "--no-export")
+        assert code == 0, err
+
+    def bytes_of(part):
+        return [(tmp_path / run / part / "model.safetensors").read_bytes() for run in ("as-it-is", "none")]
+
+    dense, pruned = bytes_of("dense/model"), bytes_of("model")
+    assert dense[0] == dense[1]
+    assert pruned[0] != pruned[1]
+    config = RunFolder(tmp_path / "none").model / "config.json"
+    assert json.loads(config.read_text())["hidden_dropout_prob"] == 0.1
 
 
 def test_a_teacher_is_where_a_dense_start_starts(command, sst2, tmp_path):

@@ -83,6 +83,12 @@ class TrainingConfig:
         takes=dataclasses.replace(NOT_NEGATIVE, most=1e4),
     )
     average: bool = setting(False, "Average the weights over the cool-down.", group="Training")
+    dropout: float | None = setting(
+        None,
+        "Dropout while training, 0 for none; by default the model's own, as in the dense run that comes first.",
+        group="Training",
+        takes=FRACTION,
+    )
     weight_decay: float = setting(
         0.0, "Weight decay of AdamW.", group="Training", takes=dataclasses.replace(NOT_NEGATIVE, most=1e3)
     )

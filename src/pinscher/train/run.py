@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import PrinterCallback, TrainingArguments
 
 from pinscher.errors import InputError, first_line
+from pinscher.models.dropout import set_dropout_
 from pinscher.models.inputs import evaluating
 from pinscher.prune import Site, Teacher
 from pinscher.prune.adapters import are_there
@@ -120,6 +121,7 @@ def _dense_run(plan: Plan, resume: bool, console: Console, start: Start | None) 
         epochs=None,
         max_steps=config.dense_steps if plan.steps else 0,
         learning_rate=config.dense_learning_rate,
+        dropout=None,
         output=str(RunFolder(config.folder).dense),
     )
     folder = RunFolder(inner.folder)
@@ -278,6 +280,8 @@ def _trainer(
     console: Console,
 ) -> PinsTrainer:
     config, task = plan.config, plan.task
+    if config.dropout is not None:
+        set_dropout_(model, config.dropout)
     teacher = _teacher(plan, dense)
     args = _arguments(plan, folder)
     mesh = fsdp.mesh_over(args.device, config.fsdp_replicas) if config.fsdp_replicas > 1 else None
