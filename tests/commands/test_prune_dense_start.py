@@ -84,3 +84,19 @@ def test_average_is_refused_where_masks_are_learned(command, sst2):
     code, _, err = command("prune", *sst2, *SHORT, "--method", "smvp", "--average")
     assert code == 2
     assert "--average does not go with --method smvp" in err
+
+
+def test_bf16_attends_without_the_fused_kernel(command, sst2, monkeypatch, tmp_path):
+    """Its backward pass is slower in bfloat16 on a CPU than plain products are."""
+    fused = torch.nn.functional.scaled_dot_product_attention
+    asked = []
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, *rest, **named: asked.append(query.requires_grad) or fused(query, *rest, **named),
+    )
+    for told, trained in (([], True), (["--bf16"], False)):
+        asked.clear()
+        code, _, err = command("prune", *sst2, *SHORT, *told, "--output", f"run{trained}", "--no-export")
+        assert code == 0, err
+        assert (True in asked) == trained

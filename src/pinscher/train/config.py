@@ -105,7 +105,9 @@ class TrainingConfig:
         None, "Steps between two checkpoints; by default a tenth of the run.", group="Training", takes=COUNT
     )
     group_by_length: bool = setting(True, "Batch texts of similar length, for less padding.", group="Training")
-    bf16: bool = setting(False, "Compute in bfloat16 where the machine has it.", group="Training")
+    bf16: bool = setting(
+        False, "Compute in bfloat16, with weights in fp32: about twice as fast on CPUs with AMX.", group="Training"
+    )
     compile: bool = setting(False, "Use torch.compile.", group="Training")
     fsdp: bool = setting(False, "Shard the weights over the processes that torchrun starts (FSDP2).", group="Training")
     fsdp_replicas: int = setting(

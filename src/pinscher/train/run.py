@@ -284,6 +284,8 @@ def _trainer(
         set_dropout_(model, config.dropout)
     teacher = _teacher(plan, dense)
     args = _arguments(plan, folder)
+    if config.bf16 and args.device.type == "cpu":
+        model.set_attn_implementation("eager")  # the fused attention's backward pass is slower there in bfloat16
     mesh = fsdp.mesh_over(args.device, config.fsdp_replicas) if config.fsdp_replicas > 1 else None
     trainer = PinsTrainer(
         model=model,
