@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from safetensors import safe_open
 
 import pinscher
 from pinscher.errors import InputError
 from pinscher.runtime import kernels
 from tiny_accelerated import DECODERS, batch, model_of, pruned_
+from tiny_store import write_tensors
 
 
 def test_the_class_stays_what_it_was():
@@ -174,6 +176,19 @@ def test_a_config_that_ties_what_the_file_holds_apart(tied, tmp_path):
     assert torch.equal(head, plain.lm_head.weight)
     assert torch.equal(embeddings, plain.model.embed_tokens.weight)
     assert (head is embeddings) == tied
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(wrong, tmp_path):
+    """PyTorch's attention makes numbers of keys that are none; the kernels would not."""
+    pinscher.save_pretrained(pruned_(model_of("bert")), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as stored:
+        tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
+    name = next(name for name in tensors if name.endswith("layer.0.attention.self.key.bias"))
+    tensors[name][3] = wrong
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(InputError, match=rf"model.safetensors holds values that are not finite .* in {name}"):
+        pinscher.load(tmp_path)
 
 
 def test_a_config_that_cannot_be_initialised_is_refused_by_name(tmp_path):

@@ -137,7 +137,13 @@ def _fill_(model: Any, stored: Stored, homes: dict[str, str]) -> dict[str, str]:
             found[name] = held
             continue
         value = stored.tensor(held)
-        _put_(model, name, value.clone().float() if value.is_floating_point() else value.clone())
+        value = value.clone().float() if value.is_floating_point() else value.clone()
+        if value.is_floating_point() and value.numel() and not all(end.isfinite() for end in value.aminmax()):
+            raise InputError(
+                f"{stored.path(held)} holds values that are not finite (NaN or infinity) in {held}, which no model is "
+                "stored with: copy it again."
+            )
+        _put_(model, name, value)
     # As from_pretrained does it: what the config ties stays apart where the file holds both and they differ.
     model.tie_weights(missing_keys={*model.state_dict()} - homes.keys(), recompute_mapping=False)
     if empty := [name for name, parameter in model.named_parameters() if parameter.is_meta and name not in found]:
