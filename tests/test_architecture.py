@@ -13,9 +13,9 @@ import import_graph
 SOURCE = import_graph.SOURCE
 # Which rooms a room may import from; a top-level file is a room of its own. `prune` stands alone on torch.
 GROUND = {"errors", "files", "locks", "native", "registry", "runfolder", "settings"}
-ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "commands"}
+ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "integrations", "commands"}
 MAY_IMPORT = {
-    "__init__": {"models", "prune", "train", "store", "runtime"},
+    "__init__": {"integrations", "models", "prune", "train", "store", "runtime"},
     "__main__": {"commands"},
     "_native": set(),
     "errors": set(),
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "compare": GROUND | {"models", "prune", "train"},
     "store": GROUND | {"models"},
     "runtime": GROUND | {"models", "store"},
+    "integrations": GROUND | {"models", "store", "runtime"},
     "report": GROUND | {"models"},
     "inspect": GROUND | {"models"},
     "commands": GROUND | ROOMS - {"commands"},

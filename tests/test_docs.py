@@ -24,6 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 import pinscher
 import tiny_models
+import tiny_sentences
 import tiny_tasks
 from pinscher.commands import app as cli
 from pinscher.compare import grid
@@ -40,7 +41,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
 CODE = ("python", "py", "sh", "console", "yaml")
-HUB = ("google-bert/bert-base-uncased", "openai-community/gpt2")  # folders of these names are found before the hub
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+HUB = (
+    "google-bert/bert-base-uncased",
+    "openai-community/gpt2",
+    ENCODER,
+)  # folders of these names are found before the hub
 FILLED = ["--model", "./my-model", "--task", "sst2", "--data", "glue/SST-2"]  # what … stands for
 
 # Blocks that are not run here, by page and first line, and why.
@@ -96,12 +102,21 @@ def world(tmp_path_factory):
     assert outcome([*words, "--output", root / "runs" / "rte"])[0] == 0
     words[2], words[4], words[6] = root / "openai-community" / "gpt2", "e2e", root / "data" / "e2e"
     assert outcome([*words, "--test-rows", "2", "--no-export", "--output", root / "runs" / "e2e"])[0] == 0
+    _make_encoder(root)
     for name in ("RUN", "runs/demo", "runs/rte-pins-80", "runs/rte-magnitude-80"):
         shutil.copytree(root / "runs" / "rte", root / name)
     shutil.copytree(root / "runs" / "rte" / "model", root / "any-model")
     tuned = AutoModelForSequenceClassification.from_pretrained(root / "any-model")
     torch.save(tuned.state_dict(), root / "pytorch_model.bin")
     return root
+
+
+def _make_encoder(root: Path) -> None:
+    tiny_sentences.sentence_encoder(root / ENCODER)
+    for task, name in (("embeddings", "texts.txt"), ("sts", "sts.jsonl"), ("retrieval", "questions.tsv")):
+        shutil.copy(tiny_tasks.write_files(task, root / "data" / task).train, root / name)
+    words = ["prune", "--model", root / ENCODER, "--task", "embeddings", "--train-file", root / "texts.txt", *SHORT]
+    assert outcome([*words, "--output", root / "runs" / "embeddings-pins-80"])[0] == 0
 
 
 def _write_tables(root: Path) -> None:

@@ -157,6 +157,9 @@ ROWS: dict[str, Callable[[int, random.Random], list[Row]]] = {
     "dart": _told,
     "webnlg": _told,
     "text": _told,
+    "embeddings": lambda n, r: _classes(n, r, (BAD, GOOD)),
+    "sts": _alike,
+    "retrieval": _told,
 }
 
 
@@ -432,6 +435,22 @@ WRITERS = {name: Writer(TSVS, encode) for name, encode in GLUE.items()} | {
             [["said", "facts"], *([r["texts"][0], " ; ".join(f"{k} {v}" for k, v in r["facts"])] for r in rows)]
         ),
         _options("facts", label="said"),
+    ),
+    "embeddings": Writer(
+        {"train": "train.txt", "test": "test.txt"},
+        lambda rows, split: "".join(f"{row['text']}\n\n" for row in rows).encode(),
+    ),
+    "sts": Writer(
+        {"train": "train.jsonl", "test": "test.jsonl"},
+        lambda rows, split: _json_lines(
+            {"sentence1": r["first"], "sentence2": r["second"], "label": r["score"] / 5} for r in rows
+        ),
+    ),
+    "retrieval": Writer(
+        {"train": "train.tsv", "test": "test.tsv"},
+        lambda rows, split: _tsv(
+            [["query", "passage"], *([f"near {r['facts'][2][1]} {r['facts'][0][1]}", r["texts"][0]] for r in rows)]
+        ),
     ),
 }
 

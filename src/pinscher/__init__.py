@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pinscher.integrations import sentence_transformers as _sentence_transformers
 from pinscher.store import registration
 
 if TYPE_CHECKING:
+    from pinscher.integrations.sentence_transformers import accelerate, save_pretrained
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
     from pinscher.runtime.engine import Engine
     from pinscher.runtime.loading import load
-    from pinscher.runtime.sparse import accelerate
-    from pinscher.store.saving import save_pretrained
     from pinscher.train import checkpoint
     from pinscher.train.config import RunConfig
     from pinscher.train.recipes import recipe
@@ -47,11 +47,11 @@ _HOMES = {
     "PruningConfig": "prune",
     "RunConfig": "train.config",
     "Teacher": "prune",
-    "accelerate": "runtime.sparse",
+    "accelerate": "integrations.sentence_transformers",
     "load": "runtime.loading",
     "recipe": "train.recipes",
     "run": "train.run",
-    "save_pretrained": "store.saving",
+    "save_pretrained": "integrations.sentence_transformers",
     "sparsity": "prune",
 }
 _MODULES = {"checkpoint": "train.checkpoint", "prune": "prune", "sharded": "train.sharded"}
@@ -69,4 +69,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
+_sentence_transformers.register()
 registration.register()  # from now on plain from_pretrained reads our files

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pinscher.errors import InputError
@@ -92,6 +92,14 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
         fresh.unlink(missing_ok=True)
         raise
     return path
+
+
+def fill(folder: str | os.PathLike[str], contents: Mapping[str, bytes]) -> None:
+    """Puts files into a folder that `whole` gave, by their paths in it."""
+    for name, content in contents.items():
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def check_file(path: str | os.PathLike[str], flag: str) -> None:

@@ -232,3 +232,23 @@ def test_the_term_is_a_finite_scalar_for_every_shape(kind, mix, rows, length, cl
     value = term(*example(kind, rows, length, classes), kind=kind, mix=mix)
     assert value.shape == ()
     assert value.isfinite()
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+def test_embeddings_equal_the_sum_by_hand():
+    student, teacher = (logits(4, 6, seed=seed).double().numpy() for seed in (0, 1))
+    mine, theirs = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (student, teacher))
+    turned = np.mean([1 - a @ b for a, b in zip(mine, theirs, strict=True)])
+    both = list(zip(mine, theirs, strict=True))
+    likeness = np.mean([(a @ b - c @ d) ** 2 for a, c in both for b, d in both])
+    value = term(torch.tensor(student), torch.tensor(teacher), kind="embeddings").item()
+    assert value == pytest.approx(10 * turned + 10 * likeness, rel=1e-5)
+
+
+def test_embeddings_count_by_their_direction_alone():
+    student = logits(5, 6).requires_grad_()
+    assert term(3 * student, 0.5 * student.detach(), kind="embeddings").item() == pytest.approx(0, abs=1e-5)
+    term(student, -student.detach(), kind="embeddings").backward()
+    assert torch.isfinite(student.grad).all()

@@ -481,6 +481,20 @@ def test_a_base_model_may_be_stored_under_its_name(own):
         pinscher.Engine(folder)
 
 
+def test_numbers_that_are_none(own):
+    """One weight of a norm is NaN, and the checksums are right."""
+    from pinscher.store import file
+
+    folder = own("bert", "embeddings")
+    with file.Stored(file.files_of(folder)) as stored:
+        tensors = {name: stored.raw(name).clone() for name in stored.names()}
+    tensors["embeddings.LayerNorm.weight"][3] = float("nan")
+    file.write(folder, tensors)
+    for read in (pinscher.Engine, pinscher.load):
+        with pytest.raises(InputError, match=r"not finite \(NaN or infinity\) in embeddings.LayerNorm.weight"):
+            read(folder)
+
+
 def test_tokenizers_that_do_not_fit(own):
     folder = own()
     (folder / "tokenizer.json").write_text("{")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,6 +82,7 @@ class Source:
     tokenizer: Any
     run: Path | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)  # files of sentence-transformers
 
 
 def load(place: str) -> Source:
@@ -99,7 +100,8 @@ def load(place: str) -> Source:
         tokenizer = pretrained.load_tokenizer(folder)
     except InputError:
         tokenizer = None  # a model can do without
-    return Source(model, tokenizer, run, _facts(run) if run else {"base_model": place})
+    beside = _beside(folder)
+    return Source(model, tokenizer, run, _facts(run) if run else {"base_model": place} | _wrapper(beside), beside)
 
 
 def finished(result: Result) -> Source:
@@ -108,15 +110,30 @@ def finished(result: Result) -> Source:
 
     if result.model is None:
         return load(str(result.folder))
-    tokenizer = pretrained.load_tokenizer(str(RunFolder(result.folder).model))  # as it was saved, before the test
-    return Source(result.model, tokenizer, result.folder, _facts(result.folder))
+    folder = str(RunFolder(result.folder).model)
+    tokenizer = pretrained.load_tokenizer(folder)  # as it was saved, before the test
+    return Source(result.model, tokenizer, result.folder, _facts(result.folder), _beside(folder))
+
+
+def _wrapper(beside: Mapping[str, bytes]) -> dict[str, str]:
+    """The class of sentence-transformers that reads the folder."""
+    return {"loads_as": "SentenceTransformer"} if beside else {}
+
+
+def _beside(folder: str) -> Mapping[str, bytes]:
+    """The files of sentence-transformers in a model's folder, if it has some."""
+    from pinscher.models import sentences
+
+    return sentences.files_of(hub.locate(folder))
 
 
 def _facts(run: Path) -> dict[str, Any]:
     from pinscher.train import folder as runfolder
+    from pinscher.train.tasks import TASKS
 
     settings, result = runfolder.config_of(run), runfolder.read_result(run)
-    return {
+    wrapper = TASKS[settings.task].loads_as
+    return ({} if wrapper is None else {"loads_as": wrapper}) | {
         "base_model": settings.model,
         "task": settings.task,
         "method": "dense fine-tuning" if settings.is_dense else settings.method,
@@ -153,6 +170,7 @@ def small(
     if score and source.run is None:
         raise InputError("--score needs a run, which knows its task. Use: pinscher eval FOLDER --task …")
     made = {"values": values, "embeddings": embeddings, "head": head, "tokenizer": source.tokenizer}
+    made |= {"beside": source.beside}
     batches = calibration(source, calibrate) if calibrate else None
     if score and source.run is not None:
         RunFolder(source.run).export_scores.unlink(missing_ok=True)  # of an earlier export
@@ -191,7 +209,7 @@ def calibration(source: Source, rows: int) -> list[dict[str, Any]]:
     made = plan.make(RunConfig.from_dict(settings.to_dict()))
     collate = made.task.collator(made.tokenizer)
     features = [made.train[i] for i in range(min(rows, len(made.train)))]
-    spare = ("labels", "start_positions", "end_positions")
+    spare = ("labels", "start_positions", "end_positions", "texts")
     return [
         {name: tensor for name, tensor in collate(features[start : start + BATCH]).items() if name not in spare}
         for start in range(0, len(features), BATCH)
@@ -212,7 +230,7 @@ def write(
     batches = calibration(source, calibrate) if calibrate else None
     if form == "hf":
         wanted = {"matrix": values, "embedding": embeddings, "head": head}
-        exchange.to_hf(source.model, output, source.tokenizer, wanted, batches)
+        exchange.to_hf(source.model, output, source.tokenizer, wanted, batches, source.beside)
     elif form == "scipy":
         exchange.to_scipy(source.model, output, values)
     else:

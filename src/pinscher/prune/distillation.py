@@ -14,7 +14,8 @@ from torch import Tensor
 
 IGNORED = -100  # the label that losses ignore
 LOWEST = -1e30  # a logit whose softmax is 0 at any temperature
-KINDS = ("classes", "regression", "tokens", "spans", "causal-lm", "seq2seq-lm")
+KINDS = ("classes", "regression", "tokens", "spans", "causal-lm", "seq2seq-lm", "embeddings")
+DIRECTIONS, LIKENESS = 10.0, 10.0  # weights of the two terms of embeddings
 
 
 def logits_of(outputs: Any, kind: str) -> tuple[Tensor, ...]:
@@ -77,6 +78,18 @@ def compared(kind: str, student: Tensor, teacher: Tensor, batch: Mapping[str, An
     if mask is not None:
         counts &= mask != 0
     return _Compared(student[counts], teacher[counts], None if labels is None else labels[counts])
+
+
+def embeddings_apart(student: Tensor, teacher: Tensor) -> Tensor:
+    """How far two models' embeddings of the same texts are apart, [texts, features] each.
+
+        10 · mean(1 − cos(student_i, teacher_i)) + 10 · mean((cos(student_i, student_j) − cos(teacher_i, teacher_j))²)
+
+    The second term compares the likeness of all pairs of texts in the batch: it is what searching and clustering read.
+    """
+    student, teacher = F.normalize(student.float(), dim=-1), F.normalize(teacher.float(), dim=-1)
+    turned = 1 - (student * teacher).sum(-1)
+    return DIRECTIONS * turned.mean() + LIKENESS * F.mse_loss(student @ student.T, teacher @ teacher.T)
 
 
 class _Compared:

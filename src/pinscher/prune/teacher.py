@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pinscher import settings
 from pinscher.errors import InputError
 from pinscher.prune import hidden
-from pinscher.prune.distillation import KINDS, compared, infer_kind, logits_of, named
+from pinscher.prune.distillation import KINDS, compared, embeddings_apart, infer_kind, logits_of, named
 from pinscher.prune.sharding import is_managed, local
 from pinscher.prune.snapshot import Snapshot
 from pinscher.settings import NOT_NEGATIVE, POSITIVE, STEPS, Names, Number, setting
@@ -137,8 +137,8 @@ class Teacher:
         config: a `TeacherConfig`, or only its objective: "self-regularization", "knowledge-distillation" or
             "empirical-risk" (no second term).
         fixed: the densely fine-tuned teacher of knowledge distillation; used as it is, in evaluation mode.
-        kind: of the outputs: classes, regression, tokens, spans, causal-lm, seq2seq-lm. None infers it, if it is
-            unambiguous.
+        kind: of the outputs: classes, regression, tokens, spans, causal-lm, seq2seq-lm, embeddings. None infers it, if
+            it is unambiguous.
         greater_is_better: whether a higher validation score is better.
         cache_bytes: memory for cached outputs of the teacher; 0 switches the cache off. It is not used for a sharded
             student, whose forward passes need all ranks.
@@ -271,6 +271,8 @@ class Teacher:
     def _logits_term(self, batch: Mapping[str, Any], outputs: Any, its: tuple[Tensor, ...], kind: str) -> Tensor:
         student = logits_of(outputs, kind)
         teacher = [logits.to(student[0].device) for logits in its]
+        if kind == "embeddings":
+            return embeddings_apart(student[0], teacher[0])
         if kind == "regression":
             # The reference code leaves regression to the labels.
             return F.mse_loss(student[0], teacher[0]) if self.mix == "sum" else student[0].new_zeros(())

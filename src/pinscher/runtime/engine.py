@@ -27,13 +27,13 @@ from pinscher.runtime import answers, choice, kernels, packing, reading, sentenc
 from pinscher.runtime.answers import Answer, Label, Rank, Span
 from pinscher.runtime.core import Tail
 from pinscher.runtime.kernels import Array
+from pinscher.runtime.sentences import Embedder
 from pinscher.runtime.tokens import Encoded, Text, Tokenizer, TooLongError
 
 TOGETHER = 1 << 13  # tokens that are computed at once: more do not make it faster
 NEEDS = {
     "classify": ("classification", "a classifier of texts"),
     "rerank": ("classification", "a classifier of texts"),
-    "encode": ("embeddings", "a base model"),
     "tokens": ("tokens", "a classifier of tokens"),
     "answer": ("answers", "a model that answers questions"),
 }
@@ -73,7 +73,8 @@ class Engine:
         self.task: str = self.config.task
         self.labels = [] if self.task in ("embeddings", "answers") else self.config.labels
         self.longest = max_positions(self.config)
-        self._told = sentences.read(self.folder, self.config.width) if self.task == "embeddings" else None
+        is_embedder = self.task == "embeddings"
+        self._embedder = sentences.read(self.folder, self.config.width, self.threads) if is_embedder else None
         self._reading = threading.Lock()
 
     def __repr__(self) -> str:
@@ -92,26 +93,19 @@ class Engine:
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        limit = None if self._told is None else self._told.longest
+        limit = None if self._embedder is None else self._embedder.told.max_length
         longest = self.longest if limit is None else min(limit, self.longest)
         return Tokenizer(self.folder, self.config.family, self.config.vocab_size, longest)
-
-    @functools.cached_property
-    def _sentence_tails(self) -> dict[bool, Tail]:
-        """Pooling and what follows it, for embeddings as they are and for those of unit length."""
-        assert self._told is not None
-        told, width = self._told, self.config.width
-        return {each: Tail(width, told.pooling, told.steps, self.threads, each) for each in (False, True)}
 
     @property
     def dimensions(self) -> int:
         """How many numbers an embedding has."""
-        return self._sentence_tails[False].features
+        return self._embedding("dimensions").tails[False].features
 
     @property
     def prompts(self) -> dict[str, str]:
         """What `encode` may put before texts, by name."""
-        return {} if self._told is None else dict(self._told.prompts)
+        return {} if self._embedder is None else dict(self._embedder.told.prompts)
 
     @property
     def mode_of_matrices(self) -> dict[str, int]:
@@ -165,20 +159,20 @@ class Engine:
             dimensions: keep only so many of the first numbers, for models that were trained for it.
             truncate: cut texts that are too long for the model, with a warning; else they are an error.
         """
-        self._check("encode")
-        assert self._told is not None
+        told, tails = self._embedding("encode")
         if prompt_name is not None:
-            if prompt is not None or prompt_name not in self._told.prompts:
-                named = ", ".join(self._told.prompts) or "none"
+            if prompt is not None or prompt_name not in told.prompts:
+                named = ", ".join(told.prompts) or "none"
                 raise InputError(f"prompt_name {prompt_name!r}: give it alone; the model's prompts: {named}.")
-            prompt = self._told.prompts[prompt_name]
-        before = self._told.prompt if prompt is None else prompt
+            prompt = told.prompts[prompt_name]
+        before = told.prompt_for("") if prompt is None else prompt
         one, some = _listed(texts)
         if not all(isinstance(text, str) for text in some):
             raise InputError("embeddings are made of single texts: give strings.")
-        encoded = self._encoded([before + text for text in some] if before else some, truncate)
-        wanted = self._told.normalise if normalize is None else normalize
-        found = self._vectors(encoded.ids, encoded.types, self._sentence_tails[wanted])
+        some = [before + (text.lower() if told.lowers else text) for text in some]
+        encoded = self._encoded(some, truncate)
+        wanted = told.normalizes if normalize is None else bool(normalize)
+        found = self._vectors(encoded.ids, encoded.types, tails[wanted])
         if dimensions is not None:
             found = _shortened(found, dimensions, wanted)
         return found[0] if one else found
@@ -279,10 +273,10 @@ class Engine:
         """
         if self.task not in ("classification", "embeddings"):
             raise InputError(f"{self.folder} gives vectors for tokens, not for texts: use {DOES[self.task]}.")
-        if self._told is None:
+        if self._embedder is None:
             return self._vectors(ids, types, self._model.head)
-        wanted = self._told.normalise if normalize is None else normalize
-        return self._vectors(ids, types, self._sentence_tails[wanted])
+        wanted = self._embedder.told.normalizes if normalize is None else bool(normalize)
+        return self._vectors(ids, types, self._embedder.tails[wanted])
 
     def _vectors(self, ids: list[list[int]], types: list[list[int]] | None, tail: Tail | None) -> Array:
         assert tail is not None
@@ -341,6 +335,11 @@ class Engine:
     def _headed(self, hidden: Array) -> Array:
         assert self._model.head is not None
         return self._model.head.run(hidden)
+
+    def _embedding(self, asked: str) -> Embedder:
+        if self._embedder is None:
+            raise InputError(f"{asked} needs a base model; {self.folder} is for {self.task}: use {DOES[self.task]}.")
+        return self._embedder
 
     def _check(self, asked: str) -> None:
         task, needed = NEEDS[asked]

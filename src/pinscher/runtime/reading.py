@@ -13,7 +13,7 @@ from pinscher.runtime import choice
 from pinscher.runtime.core import Core, Norms, Tail, build
 from pinscher.runtime.kernels import Array, Weights, stacked
 from pinscher.store.archive import Archive, files_of
-from pinscher.store.checks import check_fits, check_format
+from pinscher.store.checks import check_finite, check_fits, check_format
 from pinscher.store.integers import Coded
 from pinscher.store.streams import DamagedError
 
@@ -41,7 +41,11 @@ def read(folder: Path, mode: str, threads: int) -> Model:
         base = "" if config.task == "embeddings" else f"{config.family.prefix}."
 
         def get(name: str) -> Array | None:
-            return archive.floats(homes[name]).copy() if name in homes else None
+            if name not in homes:
+                return None
+            found = archive.floats(homes[name]).copy()
+            check_finite(archive, homes[name], found)
+            return found
 
         def weights(name: str) -> Weights:
             found = archive.coded(homes[name]) if archive.stored(homes[name]).is_packed else archive.floats(homes[name])

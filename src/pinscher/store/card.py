@@ -11,6 +11,11 @@ import yaml
 from pinscher.models.names import Place, short_blocks
 
 PICTURE = "density.png"
+RERANKER = "CrossEncoder"
+PIPELINES = {
+    "SentenceTransformer": {"pipeline_tag": "sentence-similarity"},
+    RERANKER: {"pipeline_tag": "text-ranking"},
+}
 
 
 def write(
@@ -35,7 +40,8 @@ def text(
     Args:
         model: the stored model.
         size: bytes of its files.
-        facts: how it was made: base_model, task, scores, dense_scores, sparsity, method; all optional.
+        facts: how it was made: base_model, task, scores, dense_scores, sparsity, method; and loads_as, the class of
+            sentence-transformers; all optional.
         settings: how its values are stored.
         densities: fraction kept, for each matrix.
     """
@@ -49,25 +55,42 @@ def text(
         about += f", fine-tuned on {task}"
     lines = ["---", yaml.safe_dump(_front(facts), sort_keys=True).strip(), "---", "", f"# {_title(facts, name)}", ""]
     lines += [f"{about}, stored small by pinscher.", "", *_table(size, dense, facts, settings, densities), ""]
-    lines += ["## How to load it", "", "```python", "import pinscher  # lets transformers read the file"]
-    lines += [
-        f"from transformers import {name}",
-        "",
-        f'model = {name}.from_pretrained("…this folder or its name on the hub…")',
-    ]
-    lines += [
-        "```",
-        "",
-        "What comes out is an ordinary dense-weight model with exact zeros: `pipeline`, `save_pretrained` and",
-    ]
-    lines += ["further training work as with any other.", ""]
+    lines += ["## How to load it", "", "```python", *_loading(name, facts.get("loads_as")), "```", ""]
+    lines += _loaded(facts.get("loads_as"))
     if densities:
         lines += ["## What was kept", "", f"![Fraction of weights kept in each matrix]({PICTURE})", ""]
     return "\n".join(lines)
 
 
+def _loading(name: str, wrapper: str | None) -> list[str]:
+    """The lines of code that load the model: with transformers, or a class of sentence-transformers."""
+    here = "…this folder or its name on the hub…"
+    if wrapper is None:
+        lines = ["import pinscher  # lets transformers read the file", f"from transformers import {name}"]
+        return [*lines, "", f'model = {name}.from_pretrained("{here}")']
+    lines = [
+        "import pinscher  # lets sentence-transformers read the file",
+        f"from sentence_transformers import {wrapper}",
+    ]
+    use = 'scores = model.predict([("a question", "a text")])' if wrapper == RERANKER else 'model.encode(["a text"])'
+    return [*lines, "", f'model = {wrapper}("{here}")', use]
+
+
+def _loaded(wrapper: str | None) -> list[str]:
+    if wrapper is not None:
+        return ["On a CPU it runs in pinscher's sparse runtime, which skips the zeros.", ""]
+    return [
+        "What comes out is an ordinary dense-weight model with exact zeros: `pipeline`, `save_pretrained` and",
+        "further training work as with any other.",
+        "",
+    ]
+
+
 def _front(facts: Mapping[str, Any]) -> dict[str, Any]:
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["pinscher", "pruned", "sparse"]}
+    if (wrapper := facts.get("loads_as")) is not None:
+        front |= {"library_name": "sentence-transformers", **PIPELINES[wrapper]}
+        front["tags"] = ["sentence-transformers", *front["tags"]]
     if (base := str(facts.get("base_model") or "")) and _is_on_hub(base):
         front["base_model"] = base
     if facts.get("task"):

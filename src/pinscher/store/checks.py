@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pinscher.errors import InputError
 from pinscher.models import folders
 from pinscher.store.archive import VERSION, Archive
@@ -52,3 +54,12 @@ def check_fits(
         raise InputError(f"{archive.path(name)}: {name} is stored in another type than the model has.")
     if found and found.transposed != transposed:
         raise DamagedError(f"{archive.path(name)}: {name} is stored the other way round than the model has it")
+
+
+def check_finite(archive: Archive, name: str, values: Any) -> None:
+    """Refuses NaN and infinity in what is not a matrix of a block (those are checked where they are packed)."""
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"{archive.path(name)} holds values that are not finite (NaN or infinity) in {name}, which no model is "
+            "stored with: copy it again."
+        )

@@ -28,6 +28,7 @@ def to_hf(
     tokenizer: Any = None,
     wanted: dict[str, str] | None = None,
     calibration: Iterable[Mapping[str, Any]] | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Path:
     """A folder as transformers writes it, zeros included; values are rounded as in the small file.
 
@@ -47,6 +48,7 @@ def to_hf(
         model.save_pretrained(fresh, state_dict=state)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
+        files.fill(fresh, beside or {})
     return folder
 
 

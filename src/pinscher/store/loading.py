@@ -23,7 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from pinscher.errors import InputError
 from pinscher.models import folders
 from pinscher.models.sizes import resize_
-from pinscher.store import payload
+from pinscher.store import payload, registration
 from pinscher.store.checks import check_version
 from pinscher.store.file import VERSION, Stored, is_packed
 from pinscher.store.fitting import fit
@@ -56,6 +56,7 @@ class PinscherQuantizer(HfQuantizer):
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.ahead: Ahead | None = None
+        self.folder: Path | None = None
         self.homes: dict[str, str] = {}  # the stored name of each parameter
         self.failure: Exception | None = None  # transformers replaces the text of any error of an operation
 
@@ -87,7 +88,7 @@ class PinscherQuantizer(HfQuantizer):
         except BaseException:
             stored.close()
             raise
-        self.ahead = Ahead(stored)
+        self.ahead, self.folder = Ahead(stored), files[0].parent
 
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": Unpack}
@@ -100,6 +101,9 @@ class PinscherQuantizer(HfQuantizer):
             raise self.failure
         # The unpacked model is saved unchanged: there is no conversion to revert.
         model._weight_conversions = [c for c in model._weight_conversions if not _unpacks(c)] or None
+        if self.folder is not None:
+            for tell in registration.WHEN_LOADED:
+                tell(model, self.folder)
         return model
 
     def is_serializable(self) -> bool:

@@ -13,11 +13,14 @@ import importlib.machinery
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 WATCHED = "transformers.quantizers.auto"
 OURS = "pinscher.store.loading"
+WHEN_LOADED: list[Callable[[Any, Path], None]] = []  # called with each model that was loaded, and its folder
 
 
 def register() -> None:

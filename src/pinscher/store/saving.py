@@ -48,6 +48,7 @@ def save_pretrained(
     codecs: tuple[str, ...] = tuple(CODECS),
     calibration: Iterable[Mapping[str, Any]] | None = None,
     tokenizer: Any = None,
+    beside: Mapping[str, bytes] | None = None,
     max_shard_size: int | str = file.SHARD,
     facts: Mapping[str, Any] | None = None,
     push_to_hub: str | None = None,
@@ -66,6 +67,7 @@ def save_pretrained(
         codecs: the candidate codecs; the smallest result is chosen for each matrix.
         calibration: batches for the model; INT8 scales then weigh each input by its mean square.
         tokenizer: stored beside the model.
+        beside: further files of the folder by their path, such as those of sentence-transformers.
         max_shard_size: maximum size of one file.
         facts: contents of the model card: base_model, task, scores, …
         push_to_hub: a repository on the hub to which the folder is uploaded.
@@ -87,6 +89,7 @@ def save_pretrained(
         _write_config(model, fresh, settings)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
+        files.fill(fresh, beside or {})
         size = sum(path.stat().st_size for path in written)
         card.write(fresh, model, size, facts or {}, settings, densities(model))
     if push_to_hub is not None:

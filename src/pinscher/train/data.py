@@ -334,7 +334,7 @@ def _fingerprint(splits: Mapping[str, Dataset | None]) -> str:
 def _overlaps(task: Task, train: Dataset, tests: Mapping[str, Dataset]) -> list[str]:
     """How many test rows are also in the training set: those with the same inputs, whatever their labels."""
     present = train.column_names
-    inputs = [column for column in task.columns[:-1] if column in present] or present[:-1]
+    inputs = [column for column in task.inputs if column in present] or present[:-1]
     seen = set(_digests(train, inputs))
     counts = {name: sum(digest in seen for digest in _digests(test, inputs)) for name, test in tests.items()}
     same = f"are also in the training set (same {', '.join(inputs)})"

@@ -67,7 +67,7 @@ def task_of(config: RunConfig) -> Task:
         task = TASKS[config.task]
     except ValueError as error:
         raise InputError(str(error)) from None
-    task = task.with_columns(config.text_column, config.label_column)
+    task = task.of_model(config.model).with_columns(config.text_column, config.label_column)
     return task.replace(max_length=config.max_length, stride=config.stride, beams=config.beams, bleurt=config.bleurt)
 
 
@@ -84,6 +84,8 @@ def make(config: RunConfig) -> Plan:
     pretrained.check_known(config.model, tokenizer, _sample(train, SAMPLE)["input_ids"])
     for rows in splits.tests.values() if labels else ():
         task.features(rows, tokenizer, labels, training=False)  # a label that training never shows is an error now
+    if config.is_dense or config.baseline:
+        task.check_dense()
     steps = total_steps(config, len(train))
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     if config.teacher_start > steps > 0:
@@ -107,6 +109,19 @@ def splits_of(task: Task, config: RunConfig) -> data.Splits:
         validation=first(splits.validation, config.validation_rows or most),
         tests={name: first(rows, config.test_rows) for name, rows in splits.tests.items()},
     )
+
+
+def with_reference(plan: Plan, model: Any) -> Plan:
+    """The plan whose validation and test rows have what scores compare with, by the model before it is pruned."""
+    size = plan.config.eval_batch_size
+
+    def marked(rows: Dataset) -> Dataset:
+        return plan.task.with_reference(rows, model, plan.tokenizer, size)
+
+    assert plan.splits.validation is not None
+    tests = {name: marked(rows) for name, rows in plan.splits.tests.items()}
+    splits = dataclasses.replace(plan.splits, validation=marked(plan.splits.validation), tests=tests)
+    return dataclasses.replace(plan, splits=splits)
 
 
 def with_settings(plan: Plan, config: RunConfig) -> Plan:
@@ -158,9 +173,11 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
         "interval": None if pruning is None else pruning.interval,
         "output": str(config.folder),
     }
+    if task.teaches and config.distils and not config.is_dense:
+        choices["teacher"] = config.model
     chosen = {name: value for name, value in choices.items() if getattr(config, name) is None}
     # A run can be resumed from any directory.
-    places = {name: getattr(config, name) for name in PLACES}
+    places = {name: chosen.get(name, getattr(config, name)) for name in PLACES}
     chosen |= {name: str(Path(p).resolve()) for name, p in places.items() if p is not None and Path(p).exists()}
     return dataclasses.replace(config, **chosen)
 
@@ -174,7 +191,7 @@ def fitted(task: Task, config: RunConfig, tokenizer: Any) -> Task:
                 f"--max-length {config.max_length} is more than the {limit} tokens that {config.model} takes."
             )
         task = task.replace(max_length=limit)
-    texts = len(task.columns) - 1
+    texts = len(task.inputs) if task.joins_texts else 1
     special = int(tokenizer.num_special_tokens_to_add(pair=texts == 2))
     if task.max_length < special + texts:  # the tokenizer would not cut at all, and say nothing
         raise InputError(

@@ -129,7 +129,7 @@ def load_model(
                 _refuse_random(model, task, loaded, info["missing_keys"])
     if loaded.config.pad_token_id is None:
         loaded.config.pad_token_id = tokenizer.pad_token_id
-    return loaded
+    return task.adapted(loaded)
 
 
 def _on_new_head(kind: Any, model: str, settings: dict[str, Any]) -> Any:
@@ -178,7 +178,9 @@ def _hub_if_needed(place: str) -> AbstractContextManager[None]:
 
 
 def _refuse_random(model: str, task: Task, loaded: Any, missing: Sequence[str]) -> None:
-    """Refuses a model whose head is not in the file: a random one would be scored."""
+    """Refuses a model whose head is not in the file: a random one would be scored. A bare encoder has none."""
+    if loaded.base_model is loaded:
+        return
     absent = [name for name in missing if not name.startswith(f"{loaded.base_model_prefix}.")]
     if absent:
         raise InputError(

@@ -69,16 +69,17 @@ def _run(config: RunConfig, plan: Plan, resume: bool, console: Console, start: S
     if resume:
         record.check_same(plan, folder, console)
     model, sites = start or _fresh_model(plan)
-    if config.teacher is not None:
-        pretrained.check_teacher(config.teacher, plan.tokenizer, plan.labels, plan.task.max_length)
+    if plan.config.teacher is not None:
+        pretrained.check_teacher(plan.config.teacher, plan.tokenizer, plan.labels, plan.task.max_length)
     if not resume and start is None:
         _try(plan, model)
     processes().wait_for_everyone()  # all have looked at the folder as it was
     if processes().is_main_process and not resume:
         record.start(plan, config, sites, folder)
     processes().wait_for_everyone()
+    plan = planning.with_reference(plan, model)
     dense = None
-    if config.needs_dense:
+    if plan.config.needs_dense:
         first = (model, sites) if plan.start is None else None  # what the dense run starts from, too
         del model, sites  # free the memory for the dense run
         dense = _dense_run(plan, resume, console, first)

@@ -54,6 +54,7 @@ class Exam:
     tests: dict[str, Dataset]
     labels: Sequence[str]
     batch_size: int
+    reference: str | None = None  # the model before it was pruned, of a run
 
 
 def exam(
@@ -65,7 +66,7 @@ def exam(
     stored: str | None = None,
 ) -> Exam:
     """The test set of a run's own task, or of the task that the settings name; see `score`."""
-    run = run_of(model)
+    run, reference = run_of(model), None
     if batch_size is not None:
         batch_size = number(COUNT, batch_size, "--batch-size", whole=True)
     most = settings.get("test_rows")
@@ -76,7 +77,7 @@ def exam(
         batch_size = batch_size or known["eval_batch_size"]
         if settings.get("task", known["task"]) == known["task"]:
             settings = {name: known[name] for name in INHERITED if known[name] not in (None, [])} | settings
-        model = stored or str(RunFolder(run).model)
+        model, reference = stored or str(RunFolder(run).model), known["teacher"] or known["model"]
     if "task" not in settings:
         raise InputError("give the task: --task NAME.")
     config = RunConfig.from_dict({**settings, "model": model})
@@ -89,7 +90,7 @@ def exam(
     else:
         tests = {name: first(rows, config.test_rows) for name, rows in _tests(task, config, split).items()}
     labels = labels_of(model, task, next(iter(tests.values())))
-    return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE)
+    return Exam(config, task, tokenizer, tests, labels, batch_size or BATCH_SIZE, reference)
 
 
 def _tests(task: Task, config: RunConfig, split: str | None) -> dict[str, Dataset]:
@@ -139,7 +140,10 @@ def score(
 
 def _score(asked: Exam, folder: Path, meanwhile: Callable[[Scored], None] | None) -> Scored:
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
-    loaded = pretrained.load_model(model, task, asked.labels, asked.tokenizer, trained=True).to(evaluating_device())
+    loaded = _loaded(asked, model)
+    if task.teaches and asked.reference is not None:
+        before = _loaded(asked, asked.reference)
+        tests = {n: task.with_reference(rows, before, asked.tokenizer, asked.batch_size) for n, rows in tests.items()}
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
     written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(
@@ -157,6 +161,11 @@ def _score(asked: Exam, folder: Path, meanwhile: Callable[[Scored], None] | None
     text = json.dumps({"model": model, "task": config.task, "metrics": found.scores, "splits": found.splits}, indent=1)
     files.write_text(folder / SCORES, text + "\n")
     return scored
+
+
+def _loaded(asked: Exam, model: str) -> Any:
+    found = pretrained.load_model(model, asked.task, asked.labels, asked.tokenizer, trained=True)
+    return found.to(evaluating_device())
 
 
 def labels_of(model: str, task: Task, rows: Dataset) -> Sequence[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 import yaml
@@ -153,6 +154,8 @@ FILES = {
     "squad": {"validation": "predictions_validation.json"},
     "qa": {"test": "predictions_test.json"},
     **{name: {"test": "predictions_test.tsv"} for name in ("classification", "pairs", "regression")},
+    **{name: {"test": "predictions_test.tsv"} for name in ("sts", "retrieval")},
+    "embeddings": {"test": "embeddings_test.npy"},
     **{name: {"test": "predictions_test.txt"} for name in ("conll2003", "tokens", "e2e", "dart", "webnlg", "text")},
 }
 CLASSES = {
@@ -162,22 +165,29 @@ CLASSES = {
     "classification": {"gut", "schlecht", "mäßig"},
     "pairs": {"True", "False"},
 }
-CORRELATIONS = {"pearson", "spearman", "matthews"}
+CORRELATIONS = {"pearson", "spearman", "matthews", "cosine"}
 
 
 def check_predictions(task: str, path: Path) -> None:
     """The file is what the benchmark takes: its header, a line for each row, and nothing but possible answers."""
-    rows, text = tiny_tasks.rows_of(task, "test", TESTS), path.read_text(encoding="utf-8")
-    kind = TASKS[task].kind
+    rows = tiny_tasks.rows_of(task, "test", TESTS)
+    if path.suffix == ".npy":
+        vectors = np.load(path)
+        assert (vectors.shape, vectors.dtype) == ((len(rows), 48), np.float32)  # as wide as the model
+        assert np.isfinite(vectors).all()
+        return
+    kind, text = TASKS[task].kind, path.read_text(encoding="utf-8")
     lines = text.split("\n")
     assert lines.pop() == ""  # the last line ends too
-    if kind in ("classes", "regression"):
+    if kind in ("classes", "regression", "embeddings"):
         table = [line.split("\t") for line in lines]
         assert table[0] == ["index", "prediction"]
         assert [line[0] for line in table[1:]] == [str(i) for i in range(len(rows))]
         said = [line[1] for line in table[1:]]
         if kind == "classes":
             assert set(said) <= CLASSES[task]
+        elif kind == "embeddings":
+            assert all(-1 <= float(value) <= 1 for value in said)
         else:
             assert all(len(value.partition(".")[2]) == 3 for value in said)
             assert task != "stsb" or all(0.0 <= float(value) <= 5.0 for value in said)

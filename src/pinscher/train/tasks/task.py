@@ -49,10 +49,13 @@ class Task(ABC):
     max_length: int = 128
     names: tuple[str, ...] = ()
 
-    kind: ClassVar[str]  # what the teacher compares: classes, regression, tokens, spans, causal-lm
+    kind: ClassVar[str]  # what the teacher compares: classes, regression, tokens, spans, causal-lm, embeddings
     architecture: ClassVar[str]  # the class that loads the model, e.g. AutoModelForSequenceClassification
     generates: ClassVar[bool] = False  # whether answers are generated (`generate`), not read off logits (`answers`)
     judged_by_loss: ClassVar[bool] = False  # whether validation uses the loss, because answers take too long to make
+    teaches: ClassVar[bool] = False  # whether the model, as it is before it is pruned, is the default teacher
+    loads_as: ClassVar[str | None] = None  # the class of sentence-transformers that is to load the result
+    joins_texts: ClassVar[bool] = True  # whether the texts of a row are one input of the model
     text_fields: ClassVar[tuple[str, ...]]  # the fields that --text-column sets, in this order
     label_field: ClassVar[str]  # the field that --label-column sets
 
@@ -60,6 +63,27 @@ class Task(ABC):
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns that rows must have; the label is the last."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Those of the columns that are not the label."""
+        return self.columns[:-1]
+
+    def of_model(self, model: str) -> Task:
+        """This task with what the model's own files say of it."""
+        return self
+
+    def adapted(self, model: Any) -> Any:
+        """A loaded model as this task trains and asks it."""
+        return model
+
+    def check_dense(self) -> None:
+        """Raises InputError if there is nothing to learn without a teacher."""
+        return
+
+    def with_reference(self, rows: Dataset, model: Any, tokenizer: Any, batch_size: int) -> Dataset:
+        """Test rows with the answers of the model before it is pruned, if that is what scores compare with."""
+        return rows
 
     def bundled(self) -> Mapping[str, Dataset]:
         """The splits of a data set from an installed package; empty for most tasks."""

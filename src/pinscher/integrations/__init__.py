@@ -1,0 +1,1 @@
+"""Neighbours: one file each for a library that loads, trains or serves models in objects of its own."""
