@@ -160,22 +160,31 @@ class Engine:
             truncate: cut texts that are too long for the model, with a warning; else they are an error.
         """
         told, tails = self._embedding("encode")
+        one, some = _listed(texts)
+        if not all(isinstance(text, str) for text in some):
+            raise InputError("embeddings are made of single texts: give strings.")
+        encoded = self._encoded(self.prompted(some, prompt, prompt_name), truncate)
+        wanted = told.normalizes if normalize is None else bool(normalize)
+        found = self._vectors(encoded.ids, encoded.types, tails[wanted])
+        if dimensions is not None:
+            found = shortened(found, dimensions, wanted)
+        return found[0] if one else found
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the model's embeddings have unit length by default."""
+        return self._embedding("normalizes").told.normalizes
+
+    def prompted(self, texts: Sequence[str], prompt: str | None, prompt_name: str | None) -> list[str]:
+        """Texts as an embedding model reads them, behind a prompt; for the arguments see `encode`."""
+        told = self._embedding("encode").told
         if prompt_name is not None:
             if prompt is not None or prompt_name not in told.prompts:
                 named = ", ".join(told.prompts) or "none"
                 raise InputError(f"prompt_name {prompt_name!r}: give it alone; the model's prompts: {named}.")
             prompt = told.prompts[prompt_name]
         before = told.prompt_for("") if prompt is None else prompt
-        one, some = _listed(texts)
-        if not all(isinstance(text, str) for text in some):
-            raise InputError("embeddings are made of single texts: give strings.")
-        some = [before + (text.lower() if told.lowers else text) for text in some]
-        encoded = self._encoded(some, truncate)
-        wanted = told.normalizes if normalize is None else bool(normalize)
-        found = self._vectors(encoded.ids, encoded.types, tails[wanted])
-        if dimensions is not None:
-            found = _shortened(found, dimensions, wanted)
-        return found[0] if one else found
+        return [before + (text.lower() if told.lowers else text) for text in texts]
 
     def rerank(self, query: str, texts: Sequence[str], *, raw: bool = False, truncate: bool = True) -> list[Rank]:
         """Texts by how well they fit a query, the best one first.
@@ -189,7 +198,11 @@ class Engine:
         self._check("rerank")
         if len(self.labels) != 1:
             raise InputError(f"{self.folder} has {len(self.labels)} labels: rerank needs a model that gives one score.")
-        scores = self.logits([(query, text) for text in _list_of(texts)], truncate=truncate)[:, 0].astype(np.float64)
+        return self.ranked(self.logits([(query, text) for text in _list_of(texts)], truncate=truncate), raw=raw)
+
+    def ranked(self, logits: Array, *, raw: bool = False) -> list[Rank]:
+        """The order of texts by their logits [texts, 1]; see `rerank`."""
+        scores = logits[:, 0].astype(np.float64)
         if not raw and not self._is_raw():
             scores = answers.sigmoid(scores)
         order = np.argsort(-scores, kind="stable")
@@ -260,6 +273,13 @@ class Engine:
         return encoded
 
     # ------------------------------------------------------------ tokens
+
+    def check_rows(self, ids: list[list[int]]) -> None:
+        """Refuses rows of tokens that the model cannot read: too long, empty, or with tokens that it does not know."""
+        for number, row in enumerate(ids):
+            if not 0 < len(row) <= self.longest:
+                raise TooLongError(f"row {number} has {len(row)} tokens: the model takes 1 to {self.longest}.")
+            _check_range("input_ids", np.asarray(row), self.config.vocab_size)
 
     def vectors(
         self, ids: list[list[int]], types: list[list[int]] | None = None, normalize: bool | None = None
@@ -372,7 +392,8 @@ def _chunks(lengths: list[int]) -> Iterator[tuple[int, int]]:
         yield start, len(lengths)
 
 
-def _shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
+def shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
+    """The first numbers of embeddings, of unit length again if they were."""
     if type(dimensions) is not int or not 0 < dimensions <= found.shape[1]:
         raise InputError(f"{dimensions} dimensions are not possible: the model has {found.shape[1]}.")
     short = found[:, :dimensions]
