@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import itertools
 import json
 import math
@@ -37,10 +38,16 @@ ENDED = (0, 130, *(-number for number in SIGNALS))
 FOREVER = 300.0  # seconds: longer than any of these runs takes
 PRELOADED = [
     "datasets",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "pinscher.train.run",
+    "pinscher.train.scoring",
     "pinscher.commands.app",
+    "pinscher.commands.export",
+    "pinscher.report.runs",
     "pinscher.store.saving",
     "pinscher.runtime.loading",
+    "pinscher._native",
 ]
 FLAGS = ["--max-steps", "12", "--eval-every", "4", "--save-every", "3", "--batch-size", "8", "--output", RUN]
 
@@ -95,6 +102,7 @@ def _perform(words: list[str], folder: str) -> None:
         from pinscher.commands import app
 
         torch.set_num_threads(1)
+        gc.freeze()  # what the server imported need not be searched for garbage in every run
         sys.argv = ["pinscher", *words]
         app.main()
         code = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from safetensors import safe_open
 
 import pinscher
 from pinscher.errors import InputError
 from pinscher.runtime import kernels
 from tiny_accelerated import DECODERS, batch, model_of, pruned_
+from tiny_store import write_tensors
 
 
 def test_the_class_stays_what_it_was():
@@ -157,6 +160,44 @@ def test_bad_wishes_are_refused(tmp_path: Path):
     linear = pinscher.accelerate(pruned_(hf.AutoModelForCausalLM.from_config(DECODERS["gpt2"]))).transformer.h[0].mlp
     with pytest.raises(InputError, match="47 features"):
         linear.c_fc(torch.zeros(2, 47))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_config_that_ties_what_the_file_holds_apart(tied, tmp_path):
+    model = pruned_(hf.AutoModelForCausalLM.from_config(DECODERS["llama"]))
+    assert not model.config.tie_word_embeddings
+    if tied:
+        model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data)
+    pinscher.save_pretrained(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    plain, fast = hf.LlamaForCausalLM.from_pretrained(tmp_path).eval(), pinscher.load(tmp_path, mode="fp32")
+    head, embeddings = fast.lm_head.weight, fast.model.embed_tokens.weight
+    assert torch.equal(head, plain.lm_head.weight)
+    assert torch.equal(embeddings, plain.model.embed_tokens.weight)
+    assert (head is embeddings) == tied
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(wrong, tmp_path):
+    """PyTorch's attention makes numbers of keys that are none; the kernels would not."""
+    pinscher.save_pretrained(pruned_(model_of("bert")), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as stored:
+        tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
+    name = next(name for name in tensors if name.endswith("layer.0.attention.self.key.bias"))
+    tensors[name][3] = wrong
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(InputError, match=rf"model.safetensors holds values that are not finite .* in {name}"):
+        pinscher.load(tmp_path)
+
+
+def test_a_config_that_cannot_be_initialised_is_refused_by_name(tmp_path):
+    model = model_of("bert")
+    pinscher.save_pretrained(pruned_(model), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"initializer_range": -0.8}))
+    with pytest.raises(InputError, match=r"cannot make a model of the config.json of .*std >= 0.0"):
+        pinscher.load(tmp_path)
 
 
 def test_without_native_code_a_plain_copy_comes_back(monkeypatch):

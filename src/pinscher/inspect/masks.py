@@ -26,10 +26,13 @@ from torch import Tensor
 from pinscher.errors import InputError
 from pinscher.inspect.sources import Checkpoint, settings_beside
 from pinscher.registry import Registry, unknown
+from pinscher.settings import FINITE, Number, number
 
 # Functions of a weight, its scores and the threshold that give a mask (True is kept).
 METHODS: Registry[Callable[[Tensor, Tensor, float], Tensor]] = Registry("mask method")
 WITHOUT_THRESHOLD = ("l0",)
+OF_A_FRACTION = ("topK", "magnitude")  # methods whose threshold is the fraction of a matrix that is kept
+FRACTION = Number(0, 1)
 SCORES = re.compile(r"^(.+?)\.(?:mask_module\.context_modules\.(\d+)\.)?mask_scores$")
 DENSE, ATTENTION = "dense_pruning_method", "attention_pruning_method"
 # Names under which a matrix and its mask are stored.
@@ -64,9 +67,12 @@ def rule_for(checkpoint: Checkpoint, given: Rule) -> Rule:
     methods = {str(told[name]).split(":")[0] for name in told if name in (DENSE, ATTENTION)}
     if given.method is None and len(methods) > 1:
         raise InputError(f"{checkpoint.place} mixes mask methods ({', '.join(sorted(methods))}): only one is read.")
-    method = given.method or checkpoint.config.get("pruning_method") or next(iter(methods), None)
+    stated = checkpoint.config.get("pruning_method") or next(iter(methods), None)
+    method = given.method or (None if stated is None else str(stated))
     threshold = told.get("final_threshold") if given.threshold is None else given.threshold
-    return Rule(method, None if threshold is None else float(threshold))
+    label = f"final_threshold in {checkpoint.place}/sparse_args.json" if given.threshold is None else "--mask-threshold"
+    takes = FRACTION if method in OF_A_FRACTION else FINITE
+    return Rule(method, None if threshold is None else number(takes, threshold, label))
 
 
 @dataclass
@@ -103,11 +109,18 @@ def _pairs(done: Applied) -> None:
             kept = before.get(stem + mask)
             if kept is not None and kept.shape != tensor.shape:
                 raise InputError(f"{stem + mask} has shape {list(kept.shape)}, its weight {list(tensor.shape)}.")
-            after[f"{stem}.weight"] = tensor if kept is None else tensor * kept.to(tensor.dtype)
+            after[f"{stem}.weight"] = tensor if kept is None else _real(name, tensor) * _real(stem + mask, kept)
             counted += kept is not None
         done.tensors = after
     if counted:
         done.notes.append(f"{counted} matrices keep their mask beside the weight, as torch.nn.utils.prune does.")
+
+
+def _real(name: str, tensor: Tensor) -> Tensor:
+    """A tensor in a type that everything is computed in: there are types that torch only stores."""
+    if tensor.is_complex():
+        raise InputError(f"{name} holds complex numbers: no mask is applied to them.")
+    return tensor.float()
 
 
 def _scores(done: Applied, rule: Rule) -> None:
@@ -117,12 +130,12 @@ def _scores(done: Applied, rule: Rule) -> None:
         if match is None or f"{match[1]}.weight" not in done.tensors:
             done.notes.append(f"{name} belongs to no weight of its name: left out.")
         else:
-            found.setdefault(match[1], {})[int(match[2] or 0)] = scores
+            found.setdefault(match[1], {})[int(match[2] or 0)] = _real(name, scores)
     if not found:
         return
     _check(rule, next(iter(found)))
     for stem, scores_of in found.items():
-        weight = done.tensors[f"{stem}.weight"]
+        weight = _real(stem, done.tensors[f"{stem}.weight"])
         done.tensors[f"{stem}.weight"] = weight * _mask(stem, weight, scores_of, rule)
     threshold = "" if rule.method in WITHOUT_THRESHOLD else f", threshold {rule.threshold:g}"
     done.notes.append(f"{len(found)} matrices have mask scores: pruned by {rule.method}{threshold}.")
@@ -150,13 +163,15 @@ def _mask(stem: str, weight: Tensor, scores_of: Mapping[int, Tensor], rule: Rule
 
 def _joined(stem: str, weight: Tensor, scores_of: Mapping[int, Tensor]) -> Tensor:
     """One score for each weight or block of weights; those of rows and of columns are multiplied."""
-    if all(scores.dim() == 1 for scores in scores_of.values()):
+    if set(scores_of) <= {0, 1} and all(scores.dim() == 1 for scores in scores_of.values()):
         ones = [torch.ones(1), torch.ones(1)]
         rows, columns = (scores_of.get(axis, ones[axis]) for axis in (0, 1))
         scores = rows[:, None] * columns[None, :]
     else:
         scores = scores_of[min(scores_of)]
-    fits = scores.dim() == 2 and all(w % s == 0 for w, s in zip(weight.shape, scores.shape, strict=True))
+    fits = scores.dim() == weight.dim() == 2 and all(
+        s and w % s == 0 for w, s in zip(weight.shape, scores.shape, strict=True)
+    )
     if not fits:
         raise InputError(f"{stem}.mask_scores {list(scores.shape)} do not fit their weight {list(weight.shape)}.")
     return scores

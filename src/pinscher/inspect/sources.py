@@ -91,8 +91,8 @@ def _files(folder: Path) -> list[Path]:
     for name in INDEXES:
         members = _json(folder / name).get("weight_map")
         if isinstance(members, dict):
-            files = [folder / Path(str(member)).name for member in sorted(set(members.values()))]
-            missing = [file.name for file in files if not file.exists()]
+            files = [folder / Path(member).name for member in sorted({str(member) for member in members.values()})]
+            missing = [file.name for file in files if not file.is_file()]
             if missing:
                 raise InputError(f"{folder} lacks {missing[0]}, which {name} names: the model is not complete.")
             return files

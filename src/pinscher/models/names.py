@@ -111,10 +111,14 @@ def guessed(tensors: Mapping[str, Any]) -> list[tuple[Place, Any]]:
 
 def head_size(config: Mapping[str, Any]) -> int:
     """Features of one attention head, by the names that configurations give it; 0 if unknown."""
-    heads = next((config[name] for name in HEAD_COUNTS if config.get(name)), 0)
-    width = next((config[name] for name in _WIDTHS if config.get(name)), 0)
-    told = config.get("head_dim") or config.get("d_kv")
-    return int(told or (width // heads if heads else 0))
+    heads, width, told = (_first_size(config, names) for names in (HEAD_COUNTS, _WIDTHS, ("head_dim", "d_kv")))
+    return told or (width // heads if heads else 0)
+
+
+def _first_size(config: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The first positive whole number under some names; 0 if there is none. The file may hold anything."""
+    values = (config.get(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), 0)
 
 
 def head_axis(kind: str) -> int | None:

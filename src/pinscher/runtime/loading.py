@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def load(
         sizes = config.quantization_config.get("shrunk")
         del config.quantization_config
         homes = fit(_outline(kind, config, sizes, stored), stored)
-        made = _empty(kind, config, sizes)
+        made = _empty(kind, config, sizes, stored)
         packed = _fill_(made, stored, homes)
 
         def source(name: str) -> Weights:
@@ -100,37 +102,50 @@ def _outline(kind: Any, config: Any, sizes: Any, stored: Stored) -> Any:
             resize_(model, sizes)
         return model
 
-    try:
+    with _refusing(stored):
         return outline(make, len(stored.names()) + MOST_OWN)
-    except TooLargeError as error:
-        raise InputError(f"{stored.place}: {error}, the file holds {len(stored.names()):,}.") from None
-    except Exception as error:  # every setting can be wrong in a way of its own
-        raise InputError(f"cannot make a model of the config.json of {stored.place}: {first_line(error)}") from None
 
 
-def _empty(kind: Any, config: Any, sizes: Any) -> Any:
+def _empty(kind: Any, config: Any, sizes: Any, stored: Stored) -> Any:
     """The model without room for its weights."""
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False):
+    with _refusing(stored), init_empty_weights(include_buffers=False):
         made = kind(config)
         if sizes is not None:
             resize_(made, sizes)
     return made
 
 
+@contextlib.contextmanager
+def _refusing(stored: Stored) -> Iterator[None]:
+    """Says what is wrong with a config.json of which no model can be made."""
+    try:
+        yield
+    except TooLargeError as error:
+        raise InputError(f"{stored.place}: {error}, the file holds {len(stored.names()):,}.") from None
+    except Exception as error:  # every setting can be wrong in a way of its own
+        raise InputError(f"cannot make a model of the config.json of {stored.place}: {first_line(error)}") from None
+
+
 def _fill_(model: Any, stored: Stored, homes: dict[str, str]) -> dict[str, str]:
     """Puts in all but the matrices of the blocks; gives those their names in the file."""
     blocks = {name for name, matrix in matrices(model).items() if matrix.role == "matrix"}
-    ties = getattr(model, "all_tied_weights_keys", None) or {}  # a tied weight is put where the others take it from
     found: dict[str, str] = {}
     for name, held in homes.items():
         if name in blocks and is_packed(stored.raw(held)):
             found[name] = held
             continue
         value = stored.tensor(held)
-        _put_(model, ties.get(name, name), value.clone().float() if value.is_floating_point() else value.clone())
-    model.tie_weights()
+        value = value.clone().float() if value.is_floating_point() else value.clone()
+        if value.is_floating_point() and value.numel() and not all(end.isfinite() for end in value.aminmax()):
+            raise InputError(
+                f"{stored.path(held)} holds values that are not finite (NaN or infinity) in {held}, which no model is "
+                "stored with: copy it again."
+            )
+        _put_(model, name, value)
+    # As from_pretrained does it: what the config ties stays apart where the file holds both and they differ.
+    model.tie_weights(missing_keys={*model.state_dict()} - homes.keys(), recompute_mapping=False)
     if empty := [name for name, parameter in model.named_parameters() if parameter.is_meta and name not in found]:
         raise InputError(f"{stored.place} lacks {empty[0]}: it is not a model of this kind.")
     return found
