@@ -18,7 +18,7 @@ from transformers import integrations
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, Site, find_sites
 from pinscher.registry import did_you_mean
-from pinscher.train import data, pretrained
+from pinscher.train import data, evaluation, pretrained
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
 from pinscher.train.tasks import TASKS, Task
@@ -126,7 +126,7 @@ def with_reference(plan: Plan, model: Any) -> Plan:
     size = plan.config.eval_batch_size
 
     def marked(rows: Dataset) -> Dataset:
-        return plan.task.with_reference(rows, model, plan.tokenizer, size)
+        return evaluation.with_reference(model, plan.task, plan.tokenizer, rows, plan.labels, size)
 
     assert plan.splits.validation is not None
     tests = {name: marked(rows) for name, rows in plan.splits.tests.items()}

@@ -15,6 +15,7 @@ import pinscher
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
 from pinscher.train import plan, pretrained, scoring
+from pinscher.train.evaluation import answer
 from pinscher.train.tasks import TASKS
 from pinscher.train.tasks.embeddings import loss_of
 from tiny_command import outcome
@@ -139,7 +140,7 @@ def test_embeddings_equal_those_of_sentence_transformers(tmp_path, pooling):
     tokenizer = pretrained.load_tokenizer(str(folder))
     model = pretrained.load_model(str(folder), made, (), tokenizer, trained=True).eval()
     held = rows(query=TEXTS[:2], passage=TEXTS[2:])
-    said = made.answers(made._embedded(model, held, tokenizer, 3), held, held, ())
+    said = answer(model, made, tokenizer, held, (), 3)
     theirs = SentenceTransformer(str(folder), device="cpu")
     np.testing.assert_allclose([v[0] for v in said], theirs.encode_query(TEXTS[:2]), atol=1e-5)
     np.testing.assert_allclose([v[1] for v in said], theirs.encode_document(TEXTS[2:]), atol=1e-5)
@@ -167,10 +168,10 @@ def test_triplets_count_which_text_is_nearer():
 
 def test_texts_alone_are_scored_against_the_model_before():
     made, vectors = task(), np.random.default_rng(0).normal(size=(6, 4))
-    held = rows(text=list("abcdef"), reference=vectors.tolist())
+    held = rows(text=list("abcdef"), reference=vectors[:, None].tolist())
     assert made.scores([v[None] for v in 2 * vectors], held) == {"cosine": 100.0, "spearman": 100.0}
     assert made.scores([v[None] for v in -vectors], held)["cosine"] == -100.0
-    with pytest.raises(InputError, match="texts alone have no scores but those against the model before"):
+    with pytest.raises(InputError, match="rows without labels have no scores but those against the model before"):
         made.scores([v[None] for v in vectors], rows(text=list("abcdef")))
 
 
