@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from pinscher import native
 from pinscher.errors import InputError
+from pinscher.runtime import cpus
 from pinscher.store.quantize import Quantized, quantize
 
 QUAD = 4  # inputs of a group
@@ -32,9 +32,9 @@ def threads_of(threads: int | None) -> int:
 
     Threads wait awake for each other: two on one CPU would take it from each other.
     """
-    most = cpus()
+    most = cpus.allowed()
     if threads is None:
-        return min(torch.get_num_threads(), most)
+        return min(torch.get_num_threads(), cpus.sustained())
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         raise InputError(f"threads {threads!r} is not possible: give a number from 1 to {MOST_THREADS}.")
     if threads > most:
@@ -42,11 +42,6 @@ def threads_of(threads: int | None) -> int:
         given = f"this process may use {most} CPU{plural}: the model gets {most} thread{plural}"
         warnings.warn(f"threads={threads}, but {given}.", stacklevel=3)
     return min(threads, most)
-
-
-def cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Counts(NamedTuple):
