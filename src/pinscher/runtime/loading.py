@@ -43,6 +43,7 @@ def load(
     """
     if runtime not in RUNTIMES or mode not in choice.MODES:
         raise InputError(f"there are the runtimes {', '.join(RUNTIMES)} and the modes {', '.join(choice.MODES)}.")
+    count = kernels.threads_of(threads)
     folder = _folder(model)
     folders.check(folder)
     kind, config = _class_of(folder, task)
@@ -61,7 +62,7 @@ def load(
             found = stored.rows(packed[f"{name}.weight"])
             return Weights(codes=found) if isinstance(found, Quantized) else Weights(dense=found)
 
-        return assemble(made, source, mode, kernels.threads_of(threads))
+        return assemble(made, source, mode, count)
 
 
 def _folder(model: str | Path) -> Path:
