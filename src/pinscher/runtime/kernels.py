@@ -44,8 +44,16 @@ def threads_of(threads: int | None) -> int:
     if threads > most:
         plural = "" if most == 1 else "s"
         given = f"this process may use {most} CPU{plural}: the model gets {most} thread{plural}"
-        warnings.warn(f"threads={threads}, but {given}.", stacklevel=3)
+        warnings.warn(f"threads={threads}, but {given}.", stacklevel=_level_of_caller())
     return min(threads, most)
+
+
+def _level_of_caller() -> int:
+    """How many calls above the function that asks this is the first one from outside pinscher."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "pinscher":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class OutOfRangeError(InputError, IndexError):
