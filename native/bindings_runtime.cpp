@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <limits>
 
 #include "encoder.h"
+#include "tail.h"
 
 namespace {
 
@@ -182,13 +184,18 @@ std::vector<pinscher::Row> rows_of(const std::vector<size_t>& lengths, const std
 
 // The tables stay where they are: the binding keeps the list alive.
 void set_embeddings(pinscher::Encoder& encoder, const std::vector<Rows<const float>>& tables, const Vector<float>& weight,
-                    const Vector<float>& bias, float epsilon) {
+                    const Vector<float>& bias, float epsilon, std::shared_ptr<Weights> projection,
+                    const MaybeVector& projection_bias) {
   pinscher::Embeddings made;
+  made.width = projection ? projection->columns : encoder.width;
+  if (projection && projection->rows != encoder.width)
+    throw nb::value_error("the projection has another width than the encoder");
   for (const auto& table : tables) {
-    if (table.shape(1) != encoder.width) throw nb::value_error("an embedding has another width than the encoder");
+    if (table.shape(1) != made.width) throw nb::value_error("an embedding has another width than the encoder");
     made.tables.push_back({table.data(), table.shape(0)});
   }
-  made.norm = {numbers(weight, encoder.width), numbers(bias, encoder.width), epsilon};
+  made.norm = {numbers(weight, made.width), numbers(bias, made.width), epsilon};
+  if (projection) made.projection = {projection, numbers(projection_bias, projection->rows)};
   encoder.embeddings = std::move(made);
 }
 
@@ -211,21 +218,69 @@ pinscher::Encoder::Input input_of(const pinscher::Encoder& encoder, const std::o
   return in;
 }
 
+// ------------------------------------------------------------ after the last layer
+
+pinscher::Tail* new_tail(size_t width, const std::string& pooling, const std::vector<std::shared_ptr<Weights>>& matrices,
+                         const std::vector<MaybeVector>& biases, const std::vector<std::string>& activations,
+                         bool normalise) {
+  const char* const names[] = {"none", "first", "last", "mean", "mean_sqrt", "max"};
+  const size_t kind = std::find(std::begin(names), std::end(names), pooling) - std::begin(names);
+  if (kind == std::size(names)) throw nb::value_error("no such pooling");
+  if (biases.size() != matrices.size() || activations.size() != matrices.size())
+    throw nb::value_error("a bias and an activation are needed for each matrix");
+  std::vector<pinscher::Step> steps;
+  size_t features = width;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    if (!matrices[i] || matrices[i]->columns != features) throw nb::value_error("a head's matrices do not fit");
+    features = matrices[i]->rows;
+    const bool tanh = activations[i] == "tanh";
+    const Activation activation = activation_named(tanh ? "none" : activations[i]);
+    steps.push_back({matrices[i], numbers(biases[i], features), activation, tanh});
+  }
+  return new pinscher::Tail(width, static_cast<pinscher::Pooling>(kind), std::move(steps), normalise);
+}
+
+void check_tail(const pinscher::Tail* tail, size_t width, bool first) {
+  if (!tail) return;
+  if (tail->width != width) throw nb::value_error("the tail does not fit the encoder");
+  if (first && tail->pooling != pinscher::Pooling::first)
+    throw nb::value_error("first tokens alone are enough for what takes the first only");
+}
+
+void run_tail(const pinscher::Tail& tail, pinscher::Pool& pool, const std::string& isa, Rows<const float> pooled,
+              Rows<float> out) {
+  if (pooled.shape(1) != tail.width || out.shape(0) != pooled.shape(0) || out.shape(1) != tail.features())
+    throw nb::value_error("the vectors do not fit the tail");
+  const Kernels& use = kernels_named(isa);
+  nb::gil_scoped_release release;
+  tail.run_pooled(pool, use, pooled.data(), pooled.shape(0), out.data());
+}
+
 void run(const pinscher::Encoder& encoder, pinscher::Pool& pool, const std::string& isa,
          std::optional<Rows<const float>> hidden, const std::vector<Vector<int64_t>>& indices,
          const std::vector<size_t>& lengths, Rows<float> out, std::optional<Rows<float>> every, bool first,
-         const std::vector<size_t>& hides) {
+         const std::vector<size_t>& hides, const pinscher::Tail* tail) {
   const pinscher::Encoder::Input in = input_of(encoder, hidden, indices);
   const std::vector<pinscher::Row> rows = rows_of(lengths, hides, encoder, in.tokens);
   if (first && (every || encoder.layers.empty()))
     throw nb::value_error("first tokens alone need a layer, and come without the states of the others");
-  const size_t made = first ? rows.size() : in.tokens;
-  if (out.shape(0) != made || out.shape(1) != encoder.width ||
+  const size_t computed = first ? rows.size() : in.tokens;
+  check_tail(tail, encoder.width, first);
+  const size_t made = tail ? (first ? computed : tail->vectors(rows.size(), in.tokens)) : computed;
+  if (out.shape(0) != made || out.shape(1) != (tail ? tail->features() : encoder.width) ||
       (every && (every->shape(0) != in.tokens * (encoder.layers.size() + 1) || every->shape(1) != encoder.width)))
     throw nb::value_error("the hidden states do not fit the encoder");
   const Kernels& use = kernels_named(isa);
   nb::gil_scoped_release release;
-  encoder.run(pool, use, in, rows, {out.data(), every ? every->data() : nullptr, first});
+  float* states = every ? every->data() : nullptr;
+  if (!tail) return encoder.run(pool, use, in, rows, {out.data(), states, first});
+  thread_local std::vector<float> last;  // kept: memory that is taken anew costs more than the work
+  last.resize(computed * encoder.width);
+  encoder.run(pool, use, in, rows, {last.data(), states, first});
+  if (first)
+    tail->run_pooled(pool, use, last.data(), computed, out.data());
+  else
+    tail->run(pool, use, last.data(), rows, in.tokens, out.data());
 }
 
 // ------------------------------------------------------------ the pruner's threshold
@@ -388,7 +443,11 @@ void bind_runtime(nb::module_& module) {
       .def(nb::new_(&new_encoder), "width"_a, "heads"_a, "activation"_a, "layers"_a)
       .def("set_relative", &set_relative, "table"_a.noconvert())
       .def("set_embeddings", &set_embeddings, nb::keep_alive<1, 2>(), "tables"_a, "weight"_a.noconvert(),
-           "bias"_a.noconvert(), "epsilon"_a)
+           "bias"_a.noconvert(), "epsilon"_a, "projection"_a = nb::none(), "projection_bias"_a = nb::none())
       .def("run", &run, "pool"_a, "isa"_a, "hidden"_a.noconvert().none(), "indices"_a, "lengths"_a, "out"_a.noconvert(),
-           "every"_a.noconvert().none(), "first"_a, "hides"_a = std::vector<size_t>());
+           "every"_a.noconvert().none(), "first"_a, "hides"_a = std::vector<size_t>(), "tail"_a = nb::none());
+  nb::class_<pinscher::Tail>(module, "Tail")
+      .def(nb::new_(&new_tail), "width"_a, "pooling"_a, "matrices"_a, "biases"_a, "activations"_a, "normalise"_a)
+      .def_prop_ro("features", &pinscher::Tail::features)
+      .def("run", &run_tail, "pool"_a, "isa"_a, "pooled"_a.noconvert(), "out"_a.noconvert());
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -146,6 +147,52 @@ void encoder(const Kernels& use, Pool& pool) {
     }
 }
 
+// More callers at once than there are threads or slots, each with steps of all sizes, and rests in which threads fall asleep.
+void callers(Pool& pool) {
+  std::vector<std::thread> some;
+  for (size_t caller = 0; caller < 12; ++caller)
+    some.emplace_back([&pool, caller] {
+      for (size_t turn = 0; turn < 60; ++turn) {
+        Team team(pool);
+        std::vector<int> times(1 + (turn * 7 + caller) % 40, 0);
+        team.together([&] {
+          for (int step = 0; step < 20; ++step) {
+            team.each(times.size(), [&](size_t item, size_t thread) {
+              expect(thread < team.threads(), "the number of a thread");
+              ++times[item];
+            });
+            for (const int count : times) expect(count == step + 1, "an item is done once, and seen to be done");
+          }
+        });
+        if (turn % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  for (auto& one : some) one.join();
+}
+
+// Who has waited for a late thread works alone for a while.
+void retreats() {
+  using std::chrono::milliseconds;
+  Pool hasty(2), patient(2, true);
+  for (Pool* pool : {&hasty, &patient}) {
+    bool late = false;
+    for (int turn = 0; turn < 1000 && !late; ++turn) {
+      Team team(*pool);
+      std::atomic<bool> slept{false};
+      team.each(2, [&](size_t, size_t thread) {
+        if (thread) std::this_thread::sleep_for(milliseconds(30));
+        if (thread) slept = true;
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      });
+      late = slept;
+    }
+    expect(late, "a thread that comes at all");
+    expect(Team(*pool).threads() == (pool == &hasty ? 1 : 2), "a retreat");
+    std::this_thread::sleep_for(milliseconds(600));
+    expect(Team(*pool).threads() == 2, "the end of a retreat");
+  }
+}
+
 // A child has none of its parent's threads, even if another thread of the parent has the pool at the fork.
 void forks(Pool& pool) {
   const auto sum = [&] {
@@ -235,7 +282,7 @@ extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }  
 #endif
 
 int main() {
-  Pool pool(2), three(3), alone(1);
+  Pool pool(2, true), three(3, true), alone(1), hasty(3);
   for (const Isa& isa : all_isas()) {
     const Kernels& use = isa.kernels;
     if (!use.supported()) continue;
@@ -247,6 +294,11 @@ int main() {
     brackets(use);
     std::printf("%s: fine\n", use.name);
   }
+  callers(pool);
+  callers(hasty);
+  std::printf("callers: fine\n");
+  retreats();
+  std::printf("retreats: fine\n");
   forks(pool);
   forks(alone);
   std::printf("forks: fine\n");

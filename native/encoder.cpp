@@ -79,6 +79,7 @@ Encoder::Encoder(size_t width, size_t heads, Activation activation, std::vector<
 
 void Encoder::embed(Team& team, const Kernels& use, const Input& in, Activations& out) const {
   constexpr size_t SOME = 16;  // features at a time, so that lines of both sides stay in the first cache
+  const size_t width = embeddings.width;
   team.each(blocks(out.tokens, STRIP), [&](size_t strip, size_t) {
     const size_t start = strip * STRIP, count = std::min(STRIP, out.tokens - start);
     float* to = out.tile(start / TILE) + start % TILE;
@@ -180,10 +181,17 @@ void Encoder::run(Pool& pool, const Kernels& use, const Input& in, const std::ve
 // To room.hidden, and its form for the first layer.
 void Encoder::enter(Team& team, const Kernels& use, const Input& in, Room& room) const {
   room.hidden.shape(in.tokens, width);
-  if (in.hidden)
+  const Linear& projection = embeddings.projection;
+  if (in.hidden) {
     to_tiles(team, in.hidden, room.hidden);
-  else
+  } else if (projection.matrix) {
+    room.wide.shape(in.tokens, embeddings.width);
+    embed(team, use, in, room.wide);
+    projection.matrix->form().narrow(team, use, room.wide, room.operand);
+    projection.matrix->multiply(team, use, room.wide, room.operand, projection.start(), Activation::none, room.hidden);
+  } else {
     embed(team, use, in, room.hidden);
+  }
   if (!layers.empty()) layers[0].qkv.matrix->form().narrow(team, use, room.hidden, room.operand);
 }
 

@@ -32,14 +32,17 @@ struct Layer {
   LayerNorm after_mlp;
 };
 
-// Rows of all tables are added up and normalised; one index for each token and table.
+// Rows of all tables are added up and normalised, and projected if they are not as wide as the layers; one index for each
+// token and table.
 struct Embeddings {
   struct Table {
     const float* values;  // [rows, width], not ours
     size_t rows;
   };
   std::vector<Table> tables;
+  size_t width = 0;
   LayerNorm norm;
+  Linear projection;  // may have no matrix
 };
 
 // Keys and values of some tokens as int16, head by head.

@@ -11,6 +11,7 @@ from pinscher.store import registration
 if TYPE_CHECKING:
     from pinscher.integrations.sentence_transformers import accelerate, save_pretrained
     from pinscher.prune import Pruner, PruningConfig, Teacher, sparsity
+    from pinscher.runtime.engine import Engine
     from pinscher.runtime.loading import load
     from pinscher.train import checkpoint
     from pinscher.train.config import RunConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "Engine",
     "PinsTrainer",
     "Pruner",
     "PruningCallback",
@@ -38,6 +40,7 @@ __all__ = [
 
 # Names load when they are first used, so that `import pinscher` is quick.
 _HOMES = {
+    "Engine": "runtime.engine",
     "PinsTrainer": "train.trainer",
     "Pruner": "prune",
     "PruningCallback": "train.trainer",

@@ -71,7 +71,13 @@ class Encoder:
     def __init__(self, width: int, heads: int, activation: str, layers: list[Layer]) -> None: ...
     def set_relative(self, table: NDArray[Any]) -> None: ...
     def set_embeddings(
-        self, tables: list[NDArray[Any]], weight: NDArray[Any], bias: NDArray[Any], epsilon: float
+        self,
+        tables: list[NDArray[Any]],
+        weight: NDArray[Any],
+        bias: NDArray[Any],
+        epsilon: float,
+        projection: Matrix | None = ...,
+        projection_bias: NDArray[Any] | None = ...,
     ) -> None: ...
     def run(
         self,
@@ -84,4 +90,19 @@ class Encoder:
         every: NDArray[Any] | None,
         first: bool,
         hides: list[int] = ...,
+        tail: Tail | None = ...,
     ) -> None: ...
+
+class Tail:
+    def __init__(
+        self,
+        width: int,
+        pooling: str,
+        matrices: list[Matrix],
+        biases: list[NDArray[Any] | None],
+        activations: list[str],
+        normalise: bool,
+    ) -> None: ...
+    @property
+    def features(self) -> int: ...
+    def run(self, pool: Pool, isa: str, pooled: NDArray[Any], out: NDArray[Any]) -> None: ...

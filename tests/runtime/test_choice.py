@@ -11,7 +11,7 @@ import transformers as hf
 import pinscher
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.sparse import SparseLinear
-from pinscher.store.quantize import quantize
+from pinscher.store import integers
 from tiny_accelerated import CONFIGS, DECODERS, batch, model_of, pruned_
 
 
@@ -102,8 +102,8 @@ def test_groups_and_bytes_are_close(with_bytes, monkeypatch):
 def test_a_group_may_be_cut_off_by_the_edge():
     weight = torch.zeros(3, 10)
     weight[0, 9] = weight[1, 0] = weight[1, 3] = weight[2, 4] = 1
-    assert kernels.Weights(dense=weight).counts == (4, 3, 30, 9)
-    codes = quantize(weight)
+    assert kernels.Weights(dense=weight.numpy()).counts == (4, 3, 30, 9)
+    codes = integers.coded(weight.numpy())
     assert kernels.Weights(codes=codes).counts == (4, 3, 30, 9)
     assert kernels.Weights(codes=codes).pack("groups").units == 3
     assert kernels.Weights(codes=codes).pack("dense8").units == 9
@@ -122,8 +122,8 @@ def test_what_generates_has_activations_of_16_bits(with_bytes):
 def test_too_many_inputs_for_bytes(with_bytes):
     weight = torch.zeros(1, core_limit() + 4)
     weight[0, :4] = 1
-    assert choice.kind_of(kernels.Weights(dense=weight[:, :-4]), 8) == "groups"
-    assert choice.kind_of(kernels.Weights(dense=weight), 8) == "i8"
+    assert choice.kind_of(kernels.Weights(dense=weight[:, :-4].numpy()), 8) == "groups"
+    assert choice.kind_of(kernels.Weights(dense=weight.numpy()), 8) == "i8"
 
 
 def core_limit() -> int:
@@ -147,7 +147,7 @@ def test_nearly_all_work_is_done_in_sparse_kernels():
 def test_what_is_faster_dense_stays_dense():
     torch.manual_seed(0)
     model = hf.AutoModel.from_config(CONFIGS["bert"]).eval()
-    weights = kernels.Weights(dense=model.encoder.layer[0].output.dense.weight)
+    weights = kernels.Weights(dense=model.encoder.layer[0].output.dense.weight.detach().numpy())
     assert weights.counts.nonzeros == weights.counts.weights
     assert choice.kind_of(weights, 32) == "dense"
     with pytest.warns(UserWarning, match="stays in PyTorch"):

@@ -67,7 +67,7 @@ def of_groups(kept: int, each: int = 4) -> Weights:
     """A matrix of 100 groups of four inputs, of which some hold so many nonzeros each."""
     weight = torch.zeros(100, 4)
     weight[:kept, :each] = 1
-    return Weights(dense=weight.view(10, 40))
+    return Weights(dense=weight.view(10, 40).numpy())
 
 
 @pytest.mark.parametrize("isa", CORE.isas())

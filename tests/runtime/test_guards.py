@@ -256,7 +256,7 @@ def test_tokens_out_of_range_are_named_in_every_family(name):
 
 
 def test_native_code_reads_nothing_outside_of_its_tables():
-    layers = fast_of("base").fast_layers.layers
+    layers = fast_of("base").fast_layers.core.encoder
     fine = np.zeros(4, np.int64)
     out = np.empty((4, 48), np.float32)
 
@@ -271,7 +271,7 @@ def test_native_code_reads_nothing_outside_of_its_tables():
     for lengths, hides in (([5], [0]), ([3], [0]), ([4, 0], [0, 0]), ([4], [0, 0]), ([3, 1], [0, 1])):
         with pytest.raises(ValueError, match=r"lengths do not add up|is empty|for each row's first token"):
             run([fine] * 3, lengths, hides)
-    far = pinscher.accelerate(model_of("mpnet", hf.AutoModel)).fast_layers.layers
+    far = pinscher.accelerate(model_of("mpnet", hf.AutoModel)).fast_layers.core.encoder
     with pytest.raises(ValueError, match="too long"):
         far.run(pinscher.native.pool(1), "", None, [fine] * 2, [4], out, None, False, [2**40])
 

@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -14,7 +15,6 @@ from safetensors import safe_open
 
 import pinscher
 from pinscher.errors import InputError
-from pinscher.runtime import kernels
 from tiny_accelerated import DECODERS, batch, model_of, pruned_
 from tiny_store import write_tensors
 
@@ -87,13 +87,13 @@ def test_decoders_from_the_small_file(name, tmp_path):
 
 def test_loading_never_builds_dense_weights(tmp_path, monkeypatch):
     pinscher.save_pretrained(model_of("bert"), tmp_path / "small")
-    from pinscher.store import payload
+    from pinscher.store import integers, unpacking
 
     def refuse(*_: Any) -> None:
         raise AssertionError("a dense matrix was asked for")
 
-    monkeypatch.setattr(payload, "unpack", refuse)
-    monkeypatch.setattr(kernels.Weights, "_numbers", refuse)
+    monkeypatch.setattr(unpacking, "unpack", refuse)
+    monkeypatch.setattr(integers, "numbers", refuse)
     fast = pinscher.load(tmp_path / "small", mode="int8")
     assert fast(**batch()).logits.isfinite().all()
 
@@ -101,22 +101,23 @@ def test_loading_never_builds_dense_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize("values", ["int8", "fp32"])
 def test_matrices_are_read_one_at_a_time(values, tmp_path, monkeypatch):
     pinscher.save_pretrained(model_of("bert"), tmp_path / "small", values=values)
-    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    alive: dict[int, weakref.ref[np.ndarray]] = {}
     most = 0
 
     def watched(read: Any) -> Any:
         def reading(*given: Any) -> Any:
             nonlocal most
-            found = read(*given)
-            alive.add(found.codes if values == "int8" else found)
-            most = max(most, len(alive))
-            return found
+            found, head = read(*given)
+            some = found.codes if values == "int8" else found
+            alive[len(alive)] = weakref.ref(some)
+            most = max(most, sum(each() is not None for each in alive.values()))
+            return found, head
 
         return reading
 
-    from pinscher.store import payload
+    from pinscher.store import unpacking
 
-    monkeypatch.setattr(payload, "unpack_rows", watched(payload.unpack_rows))
+    monkeypatch.setattr(unpacking, "unpack_rows", watched(unpacking.unpack_rows))
     pinscher.load(tmp_path / "small")
     assert 1 <= most <= 4  # queries, keys and values are one matrix, the last of the one before may linger
 

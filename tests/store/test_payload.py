@@ -122,7 +122,7 @@ def test_the_header_is_as_written_down():
     assert (magic, version, codec, kind, flags, rows, columns) == (b"PNSR", 1, 1, 0, 3, 5, 3)
     assert checksum == zlib.crc32(data[:16] + bytes(4) + data[20:])
     found = payload.head(memoryview(data))
-    assert found == payload.Head(1, torch.int8, 5, 3, True, True)
+    assert found == payload.Head(1, "int8", 5, 3, True, True)
     assert found.shape == (3, 5)
 
 
@@ -333,7 +333,7 @@ def test_a_changed_byte_under_a_right_checksum_gives_the_declared_matrix_or_an_e
                 continue
             wanted = payload.head(memoryview(whole))
             assert found.shape == wanted.shape
-            assert found.dtype == (torch.float32 if wanted.scaled else wanted.dtype)
+            assert found.dtype == (torch.float32 if wanted.scaled else getattr(torch, wanted.kind))
         return "fine"
 
     assert confined(work) == ("returned", "'fine'")

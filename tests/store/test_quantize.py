@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pinscher import native
 from pinscher.errors import InputError
-from pinscher.store import quantize as module
-from pinscher.store.quantize import LARGEST, TRIED, dequantize, quantize
+from pinscher.store import integers
+from pinscher.store.quantize import LARGEST, TRIED, Quantized, dequantize, quantize
 from tiny_store import bits, identical
 
 KINDS = list(LARGEST)
@@ -24,7 +24,7 @@ def weights(rows: int, columns: int, seed: int = 0, density: float = 0.6, heavy:
     return torch.from_numpy((made * (random.random((rows, columns)) < density)).astype(np.float32))
 
 
-def hurt(weight: torch.Tensor, made: module.Quantized, importance: torch.Tensor | None = None) -> np.ndarray:
+def hurt(weight: torch.Tensor, made: Quantized, importance: torch.Tensor | None = None) -> np.ndarray:
     """The squared error of each row [rows], every input by its importance, in double precision."""
     error = weight.double().numpy() - made.codes.double().numpy() * made.scale.double().numpy()[:, None]
     weighed = np.ones(weight.shape[1]) if importance is None else importance.double().numpy()
@@ -105,7 +105,7 @@ def test_the_search_finds_the_best_of_what_it_tries(values, weighed):
         for share in TRIED[values]:
             scale = (row.abs().max() / most * share).bfloat16().double()
             codes = torch.round(row.double() / scale).clamp(-most, most) if scale > 0 else torch.zeros(64)
-            made = module.Quantized(codes[None], scale[None])
+            made = Quantized(codes[None], scale[None])
             tried.append(hurt(row[None], made, importance)[0])
         assert least <= min(tried) * (1 + 1e-5)
 
@@ -190,7 +190,7 @@ def test_looking_at_few_rows_at_a_time_changes_nothing():
     importance = torch.rand(33)
     whole = quantize(weight, "int6", importance)
     for block in (1, 33, 100):
-        with mock.patch.object(module, "BLOCK", block):
+        with mock.patch.object(integers, "BLOCK", block):
             parts = quantize(weight, "int6", importance)
         assert identical(parts.codes, whole.codes)
         assert identical(parts.scale, whole.scale)

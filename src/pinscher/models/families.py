@@ -8,7 +8,7 @@ the number of positions do. No other module knows a family by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pinscher.errors import InputError
@@ -45,6 +45,10 @@ class Family:
     norms: str = "post"  # "post": a norm follows the residual sum of its part; "pre": it stands before its part
 
     # What the config calls these.
+    width: str = "hidden_size"
+    count: str = "num_hidden_layers"
+    embedding_width: str = ""  # where embeddings have a width of their own
+    epsilon: str | float = "layer_norm_eps"  # of the norms; or the number itself, if it is in no config
     inner: str = "intermediate_size"
     heads: str = "num_attention_heads"
     activation: str = "hidden_act"
@@ -62,6 +66,13 @@ class Family:
     causal: bool = False  # a token sees none behind it: a decoder
     pooling: str = "head"  # what picks a classifier's token: "pooler", "head", or the model: "first", "last"
     result: str  # the class of the base model's outputs
+    pooler: str = ""  # the dense layer of the base model's pooler, if it has one
+    # The dense layers of a classifier of whole rows, below the model, each with the activation behind it.
+    classifier: tuple[tuple[str, str], ...] = (("classifier", "none"),)
+
+    # For readers without transformers.
+    prefix: str = ""  # the base model's name in a model with a head; "" where these readers do not know the family
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that a config.json may leave out
 
     onnx_fusion: str = ""  # the name under which ONNX Runtime's optimiser knows the graph, if it does
 
@@ -100,9 +111,27 @@ BERT = Family(
     tokenizer_gives_types=True,
     pooling="pooler",
     result="BaseModelOutputWithPoolingAndCrossAttentions",
+    pooler="pooler.dense",
+    prefix="bert",
+    defaults={
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "type_vocab_size": 2,
+    },
     onnx_fusion="bert",
 )
-ROBERTA = replace(BERT, counts_from_padding=True, tokenizer_gives_types=False, pooling="head")
+HEAD = (("classifier.dense", "tanh"), ("classifier.out_proj", "none"))
+ROBERTA = replace(
+    BERT,
+    counts_from_padding=True,
+    tokenizer_gives_types=False,
+    pooling="head",
+    classifier=HEAD,
+    prefix="roberta",
+    defaults={**BERT.defaults, "pad_token_id": 1},
+)
 FAMILIES: Registry[Family] = Registry("model family")
 FAMILIES["bert"] = BERT
 FAMILIES["camembert"] = ROBERTA
@@ -115,6 +144,9 @@ FAMILIES["distilbert"] = Family(
     down="ffn.lin2",
     attention_norm="sa_layer_norm",
     mlp_norm="output_layer_norm",
+    width="dim",
+    count="n_layers",
+    epsilon=1e-12,
     inner="hidden_dim",
     heads="n_heads",
     activation="activation",
@@ -122,12 +154,19 @@ FAMILIES["distilbert"] = Family(
     embeddings_norm="embeddings.LayerNorm",
     pooling="first",
     result="BaseModelOutput",
+    classifier=(("pre_classifier", "relu"), ("classifier", "none")),
+    prefix="distilbert",
+    defaults={"activation": "gelu", "max_position_embeddings": 512, "pad_token_id": 0},
 )
 FAMILIES["electra"] = replace(
     BERT,
     projection="embeddings_project",
+    embedding_width="embedding_size",
     pooling="head",
     result="BaseModelOutputWithPastAndCrossAttentions",
+    pooler="",
+    classifier=(("classifier.dense", "gelu"), ("classifier.out_proj", "none")),
+    prefix="electra",
 )
 FAMILIES["gpt2"] = Family(
     layers="h",
@@ -176,6 +215,15 @@ FAMILIES["mpnet"] = replace(
     tokenizer_gives_types=False,
     pooling="head",
     result="BaseModelOutputWithPooling",
+    classifier=HEAD,
+    prefix="mpnet",
+    defaults={
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "pad_token_id": 1,
+        "relative_attention_num_buckets": 32,
+    },
     onnx_fusion="",
 )
 FAMILIES["roberta"] = ROBERTA
@@ -194,11 +242,11 @@ def family_of(model: Any) -> Family | None:
 
 
 def native_family(model: Any) -> Family | None:
-    """The row of a model whose whole layers the native encoder computes; None for any other.
+    """The row of a model, or of its config, whose whole layers the native encoder computes; None for any other.
 
     The sizes of its layers are another matter (sizes.py).
     """
-    config, family = getattr(model, "config", None), family_of(model)
+    config, family = getattr(model, "config", model), family_of(model)
     if family is None or not family.is_native:
         return None
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):

@@ -202,3 +202,23 @@ def unreachable(model: str, what: str, error: BaseException) -> InputError:
         f"cannot get the {what} {model!r} from the hub: there is no such model, or no network. Give the folder of a "
         "model instead."
     )
+
+
+def stored_folder(model: str | Path) -> Path:
+    """A stored model's folder: the one that is named, or a copy of that which the hub has.
+
+    Raises:
+        InputError: if there is neither.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if isinstance(model, Path) or folder.exists() or str(model).count("/") > 1:
+        raise InputError(f"{model} is not a folder.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(f"{model} is neither a folder nor a model that the hub gives: {error}") from None

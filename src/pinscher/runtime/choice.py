@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pinscher import native
 from pinscher.errors import InputError
-from pinscher.models.families import Family, max_positions
-from pinscher.runtime.encoder import Layers, embedded, native_layers
+from pinscher.models.families import max_positions
+from pinscher.runtime import packing
+from pinscher.runtime.core import Core
 from pinscher.runtime.kernels import KINDS, Weights, core
 from pinscher.store.streams import DamagedError
 
+Array = NDArray[Any]
 Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
 BITS = {"auto": 16, "int8": 16, "w8a8": 8, "fp32": 32}  # of activations, at least
 GUARDED = ("auto", "w8a8")  # modes in which a matrix that suffers gets more bits
@@ -54,27 +55,37 @@ def packed_as(name: str, weights: Lazy, bits: int) -> Any:
         raise InputError(f"{name}: {error}") from None
 
 
-def chosen_layers(base: Any, family: Family, layers: list[list[tuple[str, Lazy]]], mode: str, threads: int) -> Layers:
-    """The native layers of a base model; each matrix, named and read in its turn, as the kind that suits it."""
+def chosen_layers(
+    config: Any, layers: list[list[tuple[str, Lazy]]], mode: str, make: Callable[[list[list[Any]]], Core]
+) -> Core:
+    """The native layers of a model; each matrix, named and read in its turn, as the kind that suits it.
+
+    Args:
+        config: of the model.
+        layers: the matrices of each layer.
+        mode: one of MODES.
+        make: makes the layers from packed matrices.
+    """
     flat = [one for layer in layers for one in layer]
     packed = [packed_as(name, weights, BITS[mode]) for name, weights in flat]
 
-    def made_of(matrices: list[Any]) -> Layers:
+    def made_of(matrices: list[Any]) -> Core:
         some = iter(matrices)
-        return native_layers(base, family, [[next(some) for _ in layer] for layer in layers], threads)
+        return make([[next(some) for _ in layer] for layer in layers])
 
     if mode in GUARDED:
-        sample = _sample(base)
-        with torch.no_grad():
-            hidden = embedded(base, sample, None, None, None).float()
-        shape = (1, sample.shape[1])
-        correct_(
-            packed, [weights for _, weights in flat], lambda mixed: made_of(mixed)(hidden, [], shape, None, False)[0]
-        )
+        tokens = sample(config)
+        rows = packing.whole((1, tokens.shape[1]))
+
+        def hidden(mixed: list[Any]) -> Array:
+            core = made_of(mixed)
+            return core.run(None, core.indices(tokens, None), rows).last
+
+        correct_(packed, [weights for _, weights in flat], hidden)
     return made_of(packed)
 
 
-def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Tensor]) -> None:
+def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]], Array]) -> None:
     """Replaces matrices by more precise ones until the hidden states of a sample are off by LIMIT at most.
 
     First int8 activations become int16, then int16 ones and the weights fp32. The matrices go first that hurt most for
@@ -95,7 +106,7 @@ def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]
     wanted = hidden(exact)
 
     def off(mixed: list[Any]) -> float:
-        return float((hidden(mixed) - wanted).norm() / wanted.norm())
+        return float(np.linalg.norm(hidden(mixed) - wanted) / np.linalg.norm(wanted))
 
     for bits in (16, 32):
         if off(packed) <= LIMIT:
@@ -123,34 +134,7 @@ def _cost(matrix: Any) -> float:
     return cost
 
 
-def correct_linears_(model: Any, linears: list[Any], weights: list[Lazy]) -> None:
-    """The same for a model whose matrices are SparseLinear modules: the whole of it is run."""
-    sample = _sample(model.base_model)
-    inputs = {"input_ids": sample}
-    if getattr(model.config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = sample
-
-    def hidden(mixed: list[Any]) -> Tensor:
-        for linear, matrix in zip(linears, mixed, strict=True):
-            linear.matrix = matrix
-        with torch.no_grad():
-            found: Tensor = model.base_model(**inputs)[0]
-        return found.float()
-
-    packed = [linear.matrix for linear in linears]
-    correct_(packed, weights, hidden)
-    for linear, matrix in zip(linears, packed, strict=True):
-        linear.matrix = matrix
-
-
-def reads_tokens(model: Any) -> bool:
-    """Whether a sample for a model can be made here."""
-    takes = inspect.signature(model.base_model.forward).parameters
-    return "input_ids" in takes and hasattr(model.config.get_text_config(), "vocab_size")
-
-
-def _sample(base: Any) -> Tensor:
+def sample(config: Any) -> Array:
     """Random tokens [1, some], always the same."""
-    generator = torch.Generator().manual_seed(0)
-    config = base.config.get_text_config()
-    return torch.randint(0, config.vocab_size, (1, min(SAMPLE, max_positions(config))), generator=generator)
+    count = min(SAMPLE, max_positions(config))
+    return np.random.RandomState(0).randint(0, config.vocab_size, (1, count), dtype=np.int64)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from pinscher import native
 from pinscher.errors import InputError
 from pinscher.models import surgery
-from pinscher.models.families import ACTIVATIONS, FAMILIES, Family, type_of
-from pinscher.runtime import guards, kernels
+from pinscher.models.families import FAMILIES, Family, type_of
+from pinscher.runtime import guards, packing
+from pinscher.runtime.core import Core, Norms, build
 
 REFUSED = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "output_attentions")
 # The base model whose caller reads first tokens only. A context variable, since the caller is transformers' own code:
@@ -31,24 +31,35 @@ ONLY_FIRST: ContextVar[Any] = ContextVar("only_first", default=None)
 class Layers(guards.Unpicklable, nn.Module):
     """Stands where the embeddings and layers were."""
 
-    def __init__(self, layers: Any, packed: list[list[Any]], width: int, threads: int, embeds: bool) -> None:
+    def __init__(self, core: Core) -> None:
         super().__init__()
-        self.layers, self.packed, self.width, self.threads = layers, packed, width, threads
-        self.count = len(packed)
-        self.embeds = embeds  # whether it also knows the embeddings
+        self.core = core
+
+    @property
+    def packed(self) -> list[list[Any]]:
+        """Each layer's matrices."""
+        return self.core.packed
+
+    @property
+    def threads(self) -> int:
+        return self.core.threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        self.core.threads = count
 
     def extra_repr(self) -> str:
         matrices = [matrix for layer in self.packed for matrix in layer]
         zeros = 1 - sum(m.nonzeros for m in matrices) / max(1, sum(m.rows * m.columns for m in matrices))
         kinds = [matrix.kind for matrix in matrices]
         listed = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        return f"{self.count} layers of width {self.width}, {zeros:.1%} zeros; matrices: {listed}"
+        return f"{self.core.count} layers of width {self.core.width}, {zeros:.1%} zeros; matrices: {listed}"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden: Tensor | None,
-        indices: list[Tensor],
+        indices: list[Any],
         shape: tuple[int, int],
         mask: Tensor | None,
         every: bool,
@@ -58,65 +69,26 @@ class Layers(guards.Unpicklable, nn.Module):
 
         Args:
             hidden: [*shape, width], or None: then indices are used.
-            indices: one for each table of embeddings, each [*shape], int64.
+            indices: one for each table of embeddings, each an array of that shape.
             shape: rows and tokens.
             mask: of that shape, or None.
             every: whether all layers' outputs are wanted.
             first: whether each row's first token will do; then the last hidden state is [rows, 1, width], unless it
                 has to be computed whole for another reason.
         """
-        seen = None if mask is None or bool(mask.all()) else mask.bool()
-        seen, lengths, hides = _computed(seen, shape)
-        tokens = sum(lengths)
-        chosen = [_flat(index if seen is None else index[seen]).numpy() for index in indices]
-        rows = None
-        if hidden is not None:
-            rows = (hidden if seen is None else hidden[seen]).detach().float().reshape(-1, self.width).contiguous()
-        first = first and not every and tokens > 0 and self.count > 0 and len(lengths) == shape[0]
-        out = torch.empty(len(lengths) if first else tokens, self.width, dtype=torch.float32)
-        states = torch.empty((self.count + 1) * tokens, self.width, dtype=torch.float32) if every else None
-        if tokens:
-            given = None if rows is None else rows.numpy()
-            all_states = None if states is None else states.numpy()
-            pool = native.pool(self.threads)
-            self.layers.run(pool, native.isa(), given, chosen, lengths, out.numpy(), all_states, first, hides)
-        if first:
-            return out.view(shape[0], 1, self.width), None
-
-        def placed(some: Tensor) -> Tensor:
-            if seen is None:
-                return some.view(*shape, self.width)
-            whole = torch.zeros(*shape, self.width, dtype=torch.float32)
-            whole[seen] = some
-            return whole
-
-        if states is None:
-            return placed(out), None
-        return placed(out), tuple(placed(part) for part in states.view(self.count + 1, -1, self.width))
+        rows = packing.visible(None if mask is None else mask.numpy(), shape)
+        given = None if hidden is None else hidden.detach().float().numpy()
+        last, states = self.core.run(given, indices, rows, every, first)
+        if len(last) == shape[0] and len(last) != rows.tokens:
+            return torch.from_numpy(last).view(shape[0], 1, -1), None
+        placed = torch.from_numpy(rows.placed(last))
+        return placed, None if states is None else tuple(torch.from_numpy(rows.placed(state)) for state in states)
 
     def __copy__(self) -> Layers:
         return self
 
     def __deepcopy__(self, _: Any) -> Layers:
         return self  # weights in the kernels' layout are never changed: copies may share them
-
-
-def _flat(index: Tensor) -> Tensor:
-    return index.reshape(-1).to(torch.int64).contiguous()
-
-
-def _computed(seen: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, list[int], list[int]]:
-    """Which tokens are computed; and of each row that has some, how many, and how far its first visible one is in.
-
-    A row without a visible token has none: there is nothing to attend to.
-    """
-    if seen is None:
-        return None, [shape[1]] * shape[0], [0] * shape[0]
-    any_seen = seen.any(1)
-    hides = seen.int().argmax(1)[any_seen]
-    seen = seen.clone()
-    seen[:, 0] = any_seen
-    return seen, seen.sum(1)[any_seen].tolist(), hides.tolist()
 
 
 class FastEncoder(guards.Unpicklable):
@@ -169,8 +141,9 @@ class FastEncoder(guards.Unpicklable):
         with torch.no_grad():
             with guards.naming_what_is_out_of_range(tables, input_ids=input_ids, token_type_ids=token_type_ids):
                 hidden, indices = None, []
-                if input_ids is not None and position_ids is None and me.fast_layers.embeds:
-                    indices = _indices(me, input_ids, token_type_ids)
+                if input_ids is not None and position_ids is None:
+                    types = None if token_type_ids is None else token_type_ids.numpy()
+                    indices = me.fast_layers.core.indices(input_ids.numpy(), types)
                 else:
                     hidden = embedded(me, input_ids, token_type_ids, position_ids, inputs_embeds)
                 first = ONLY_FIRST.get() is me
@@ -234,20 +207,6 @@ def embedded(
     return base.get_submodule(family.projection)(hidden) if _is_projected(base) else hidden
 
 
-def _indices(base: Any, ids: Tensor, types: Tensor | None) -> list[Tensor]:
-    family = _family(base)
-    if family.counts_from_padding:
-        padding = _embeddings(base).padding_idx
-        real = ids != padding
-        positions = real.cumsum(1) * real + padding
-    else:
-        positions = torch.arange(ids.shape[1]).expand(ids.shape)
-    if not family.has_token_types:
-        return [ids, positions]
-    types = torch.zeros_like(ids) if types is None else types.expand(ids.shape)
-    return [ids, positions, types]
-
-
 def _shape(ids: Tensor | None, given: Tensor | None, longest: int, width: int) -> tuple[int, int]:
     some, dimensions = (ids, 2) if ids is not None else (given, 3)
     assert some is not None
@@ -277,31 +236,18 @@ def _checked(mask: Tensor | None, shape: tuple[int, int], whole: bool) -> Tensor
     return mask
 
 
-def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: int) -> Layers:
-    """The layers of a base model; `packed` holds each layer's matrices in the order of `family.products`."""
-    config, core = base.config, kernels.core()
-    width, heads = config.hidden_size, getattr(config, family.heads)
-    made = []
-    for layer, matrices in zip(base.get_submodule(family.layers), packed, strict=True):
-        biases = [_joined([layer.get_submodule(name).bias for name in names]) for names in family.products]
-        norms = [layer.get_submodule(name) for name in (family.attention_norm, family.mlp_norm)]
-        numbers = [_array(part) for norm in norms for part in (norm.weight, norm.bias)]
-        made.append(core.Layer(matrices, biases, numbers, norms[0].eps))
-    layers = core.Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
-    if family.relative_bias:
-        layers.set_relative(_relative_table(base, family).numpy())
-    return Layers(layers, packed, width, threads, _set_embeddings(layers, base))
+def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: int) -> Core:
+    """The native parts of a base model; `packed` holds each layer's matrices in the order of `family.products`."""
+    parameters = dict(base.named_parameters())
 
+    def get(name: str) -> Any:
+        found = parameters.get(name)
+        return None if found is None else found.detach().float().contiguous().numpy()
 
-def _set_embeddings(layers: Any, base: Any) -> bool:
-    """Gives the embeddings to the native side, unless they are projected before the first layer."""
-    family = _family(base)
-    if _is_projected(base):
-        return False
-    tables = [_array(base.get_submodule(name).weight) for name in family.embeddings]
-    norm = base.get_submodule(family.embeddings_norm)
-    layers.set_embeddings(tables, _array(norm.weight), _array(norm.bias), norm.eps)
-    return True
+    first = base.get_submodule(family.layers)[0] if packed else None
+    own = base.get_submodule(family.embeddings_norm).eps
+    of_layers = own if first is None else first.get_submodule(family.attention_norm).eps
+    return build(base.config, family, packed, get, Norms(of_layers, own), threads)
 
 
 def _family(model: Any) -> Family:
@@ -322,23 +268,3 @@ def _tables(base: Any) -> dict[str, Any]:
 def _is_projected(base: Any) -> bool:
     projection = _family(base).projection
     return bool(projection) and hasattr(base, projection)
-
-
-def _relative_table(base: Any, family: Family) -> Tensor:
-    """What is added to each score, by how far apart the two tokens are: [heads, 2 · longest - 1]."""
-    holder = base.get_submodule(family.relative_bias.rpartition(".")[0])
-    reach = base.config.max_position_embeddings
-    buckets = holder.relative_position_bucket(
-        -torch.arange(1 - reach, reach), num_buckets=base.config.relative_attention_num_buckets
-    )
-    table: Tensor = base.get_submodule(family.relative_bias).weight.detach().float()[buckets].T.contiguous()
-    return table
-
-
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().contiguous().numpy()
-
-
-def _joined(biases: list[Tensor | None]) -> Any:
-    some = [bias for bias in biases if bias is not None]
-    return _array(torch.cat(some)) if len(some) == len(biases) else None

@@ -13,12 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from pinscher.errors import InputError, first_line
+from pinscher.runtime.kernels import OutOfRangeError
 
 NO_GRAPH = "an accelerated model cannot be traced or exported (take the model it was made from)"
-
-
-class OutOfRangeError(InputError, IndexError):
-    """An index beyond its table; an IndexError too, since that is what PyTorch raises."""
 
 
 def refuse_tracing() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-import os
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pinscher import native
 from pinscher.errors import InputError
-from pinscher.store.quantize import Quantized, quantize
+from pinscher.runtime import cpus
+from pinscher.store import integers
+from pinscher.store.integers import Coded
 
+Array = NDArray[Any]
 QUAD = 4  # inputs of a group
 MOST_THREADS = 1024  # far beyond that OpenMP ends the process, since the system refuses
 
@@ -28,13 +31,14 @@ def core() -> Any:
 
 
 def threads_of(threads: int | None) -> int:
-    """As many threads as were asked for, or as torch uses; never more than there are CPUs.
+    """As many threads as were asked for, or as torch uses if it is there; never more than there are CPUs.
 
     Threads wait awake for each other: two on one CPU would take it from each other.
     """
-    most = cpus()
     if threads is None:
-        return min(torch.get_num_threads(), most)
+        torch, most = sys.modules.get("torch"), cpus.sustained()
+        return most if torch is None else min(torch.get_num_threads(), most)
+    most = cpus.allowed()
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         raise InputError(f"threads {threads!r} is not possible: give a number from 1 to {MOST_THREADS}.")
     if threads > most:
@@ -44,9 +48,8 @@ def threads_of(threads: int | None) -> int:
     return min(threads, most)
 
 
-def cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class OutOfRangeError(InputError, IndexError):
+    """An index beyond its table; an IndexError too, since that is what PyTorch raises."""
 
 
 class Counts(NamedTuple):
@@ -80,55 +83,61 @@ KINDS = {
 class Weights:
     """A matrix [outputs, inputs], as numbers or as the codes of a stored one."""
 
-    dense: Tensor | None = None  # fp32
-    codes: Quantized | None = None
+    dense: Array | None = None  # fp32
+    codes: Coded | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
+        rows, columns = self._some().shape
+        return rows, columns
+
+    def _some(self) -> Array:
         some = self.dense if self.codes is None else self.codes.codes
         assert some is not None
-        return some.shape[0], some.shape[1]
+        return some
 
     @functools.cached_property
     def counts(self) -> Counts:
-        some = self.dense if self.codes is None else self.codes.codes
-        assert some is not None
-        kept = some != 0
+        kept = self._some() != 0
         rows, columns = kept.shape
-        whole = kept[:, : columns // QUAD * QUAD].view(rows, -1, QUAD).any(2).sum()
-        rest = kept[:, columns // QUAD * QUAD :].any(1).sum()
-        return Counts(int(kept.sum()), int(whole + rest), kept.numel(), rows * -(-columns // QUAD))
+        whole = np.ascontiguousarray(kept[:, : columns // QUAD * QUAD]).view(np.uint32)  # four booleans each
+        groups = np.count_nonzero(whole) + np.count_nonzero(kept[:, columns // QUAD * QUAD :].any(1))
+        return Counts(int(np.count_nonzero(kept)), int(groups), kept.size, rows * -(-columns // QUAD))
 
-    def as_codes(self) -> Quantized:
-        return self.codes if self.codes is not None else quantize(self._numbers())
+    def as_codes(self) -> Coded:
+        return self.codes if self.codes is not None else integers.coded(self._numbers())
 
-    def _numbers(self) -> Tensor:
+    def _numbers(self) -> Array:
         if self.dense is not None:
-            return self.dense.detach().float()
+            return self.dense
         assert self.codes is not None
-        return self.codes.codes.float().mul_(self.codes.scale[:, None])
+        return integers.numbers(*self.codes)
 
     def pack(self, kind: str) -> Any:
         """The matrix as the kernels want it: one of KINDS."""
         if KINDS[kind].coded:
             made = self.as_codes()
-            return core().Matrix.from_i8(made.codes.contiguous().numpy(), made.scale.contiguous().numpy(), kind)
-        return core().Matrix.from_f32(self._numbers().contiguous().numpy(), kind)
+            return core().Matrix.from_i8(_plain(made.codes, np.int8), _plain(made.scale, np.float32), kind)
+        return core().Matrix.from_f32(_plain(self._numbers(), np.float32), kind)
+
+
+def _plain(array: Array, kind: Any) -> Array:
+    return np.ascontiguousarray(array, dtype=kind)
 
 
 def stacked(parts: list[Weights]) -> Weights:
     """Matrices with the same inputs as one, row after row."""
+    if len(parts) == 1:
+        return parts[0]
     if all(part.codes is not None for part in parts):
         codes = [part.as_codes() for part in parts]
-        return Weights(codes=Quantized(torch.cat([c.codes for c in codes]), torch.cat([c.scale for c in codes])))
-    return Weights(dense=torch.cat([part._numbers() for part in parts]))
+        return Weights(codes=Coded(np.concatenate([c.codes for c in codes]), np.concatenate([c.scale for c in codes])))
+    return Weights(dense=np.concatenate([part._numbers() for part in parts]))
 
 
-def multiply(matrix: Any, x: Tensor, bias: Tensor | None, threads: int, then: str = "none") -> Tensor:
+def multiply(matrix: Any, x: Array, bias: Array | None, threads: int, then: str = "none") -> Array:
     """Of x [tokens, inputs], in fp32: [tokens, outputs]."""
-    x = x.detach().float().contiguous()
-    out = torch.empty(x.shape[0], matrix.rows, dtype=torch.float32)
+    out = np.empty((x.shape[0], matrix.rows), np.float32)
     if x.shape[0]:
-        add = None if bias is None else bias.detach().float().contiguous().numpy()
-        matrix.multiply(native.pool(threads), native.isa(), x.numpy(), add, then, out.numpy())
+        matrix.multiply(native.pool(threads), native.isa(), x, bias, then, out)
     return out

@@ -11,15 +11,16 @@ from torch import nn
 
 from pinscher import native
 from pinscher.errors import InputError, first_line
-from pinscher.models import folders
+from pinscher.models import folders, hub
 from pinscher.models.outline import TooLargeError, outline
 from pinscher.models.sizes import resize_
 from pinscher.runtime import choice, kernels
 from pinscher.runtime.kernels import Weights
 from pinscher.runtime.sparse import assemble, weights_of
+from pinscher.store.checks import check_finite, check_format
 from pinscher.store.file import Stored, files_of, is_packed
-from pinscher.store.fitting import check_version, fit
-from pinscher.store.quantize import Quantized
+from pinscher.store.fitting import fit
+from pinscher.store.integers import Coded
 from pinscher.store.saving import matrices
 
 RUNTIMES = ("sparse", "torch")
@@ -43,7 +44,7 @@ def load(
     """
     if runtime not in RUNTIMES or mode not in choice.MODES:
         raise InputError(f"there are the runtimes {', '.join(RUNTIMES)} and the modes {', '.join(choice.MODES)}.")
-    folder = _folder(model)
+    folder = hub.stored_folder(model)
     folders.check(folder)
     kind, config = _class_of(folder, task)
     if runtime == "torch" or native.core() is None:
@@ -58,25 +59,10 @@ def load(
         def source(name: str) -> Weights:
             if f"{name}.weight" not in packed:  # stored as it was
                 return weights_of(made, name)
-            found = stored.rows(packed[f"{name}.weight"])
-            return Weights(codes=found) if isinstance(found, Quantized) else Weights(dense=found)
+            found = stored.coded(packed[f"{name}.weight"])
+            return Weights(codes=found) if isinstance(found, Coded) else Weights(dense=found)
 
         return assemble(made, source, mode, kernels.threads_of(threads))
-
-
-def _folder(model: str | Path) -> Path:
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if isinstance(model, Path) or folder.exists() or str(model).count("/") > 1:
-        raise InputError(f"{model} is not a folder.")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(model)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(f"{model} is neither a folder nor a model that the hub gives: {error}") from None
 
 
 def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:
@@ -86,10 +72,7 @@ def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # every setting can be wrong in a way of its own
         raise InputError(f"cannot read {folder / folders.CONFIG}: {first_line(error)}") from None
-    settings = getattr(config, "quantization_config", None)
-    if not isinstance(settings, dict) or settings.get("quant_method") != "pinscher":
-        raise InputError(f"{folder} is not stored in pinscher's format: load it with transformers and accelerate it.")
-    check_version(settings, folder / folders.CONFIG)
+    check_format(getattr(config, "quantization_config", None), folder)
     return (folders.class_of(config, folder) if task is None else task), config
 
 
@@ -138,11 +121,8 @@ def _fill_(model: Any, stored: Stored, homes: dict[str, str]) -> dict[str, str]:
             continue
         value = stored.tensor(held)
         value = value.clone().float() if value.is_floating_point() else value.clone()
-        if value.is_floating_point() and value.numel() and not all(end.isfinite() for end in value.aminmax()):
-            raise InputError(
-                f"{stored.path(held)} holds values that are not finite (NaN or infinity) in {held}, which no model is "
-                "stored with: copy it again."
-            )
+        if value.is_floating_point():
+            check_finite(stored, held, value.numpy())
         _put_(model, name, value)
     # As from_pretrained does it: what the config ties stays apart where the file holds both and they differ.
     model.tie_weights(missing_keys={*model.state_dict()} - homes.keys(), recompute_mapping=False)

@@ -24,7 +24,8 @@ from pinscher.models.families import Family, max_positions, native_family
 from pinscher.models.sizes import has_all_heads
 from pinscher.registry import unknown
 from pinscher.runtime import choice, guards, kernels
-from pinscher.runtime.encoder import FastEncoder, Layers, asks_for_first, is_classifier
+from pinscher.runtime.encoder import FastEncoder, Layers, asks_for_first, is_classifier, native_layers
+from pinscher.runtime.heads import use_heads_
 from pinscher.runtime.kernels import Weights
 from pinscher.store.saving import matrices
 
@@ -52,7 +53,9 @@ class SparseLinear(guards.Unpicklable, nn.Module):
         guards.check_tensors(features=x)
         if x.shape[-1] != self.in_features:
             raise InputError(f"{x.shape[-1]} features were given, the matrix takes {self.in_features}.")
-        out = kernels.multiply(self.matrix, x.reshape(-1, self.in_features), self.bias, self.threads)
+        flat = x.detach().float().reshape(-1, self.in_features).contiguous().numpy()
+        add = None if self.bias is None else self.bias.float().numpy()
+        out = torch.from_numpy(kernels.multiply(self.matrix, flat, add, self.threads))
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def __copy__(self) -> SparseLinear:
@@ -110,7 +113,7 @@ def _twin(model: Any) -> Any:
 
 def weights_of(model: Any, name: str) -> Weights:
     """The matrix of a module, outputs first."""
-    return Weights(dense=outputs_first(model.get_submodule(name)))
+    return Weights(dense=outputs_first(model.get_submodule(name)).float().contiguous().numpy())
 
 
 def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
@@ -179,7 +182,9 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
         [_lazily(source, [f"{stem}.{number}.{name}" for name in names]) for names in family.products]
         for number in range(len(base.get_submodule(family.layers)))
     ]
-    base.fast_layers = choice.chosen_layers(base, family, layers, mode, threads)
+    core = choice.chosen_layers(base.config, layers, mode, lambda packed: native_layers(base, family, packed, threads))
+    base.fast_layers = Layers(core)
+    use_heads_(model, family, threads)
     delattr(base, family.layers.partition(".")[0])
     base.takes = tuple(inspect.signature(type(base).forward).parameters)[1:]
     base.needs_whole = bool(family.relative_bias)
@@ -188,13 +193,38 @@ def _use_layers_(model: Any, family: Family, source: Source, mode: str, threads:
     surgery.become_(base, surgery.subclass(type(base), FastEncoder))
 
 
+def _correct_linears_(model: Any, linears: list[Any], weights: list[choice.Lazy]) -> None:
+    """The same for a model whose matrices are SparseLinear modules: the whole of it is run."""
+    sample = torch.from_numpy(choice.sample(model.base_model.config.get_text_config()))
+    inputs = {"input_ids": sample}
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = sample
+
+    def hidden(mixed: list[Any]) -> Any:
+        for linear, matrix in zip(linears, mixed, strict=True):
+            linear.matrix = matrix
+        with torch.no_grad():
+            return model.base_model(**inputs)[0].float().numpy()
+
+    packed = [linear.matrix for linear in linears]
+    choice.correct_(packed, weights, hidden)
+    for linear, matrix in zip(linears, packed, strict=True):
+        linear.matrix = matrix
+
+
+def _reads_tokens(model: Any) -> bool:
+    """Whether a sample for a model can be made here."""
+    takes = inspect.signature(model.base_model.forward).parameters
+    return "input_ids" in takes and hasattr(model.config.get_text_config(), "vocab_size")
+
+
 def _lazily(source: Source, names: list[str]) -> tuple[str, choice.Lazy]:
     """Matrices with the same inputs as one, read when it is asked for; and what to call it."""
     return " + ".join(names), lambda: kernels.stacked([source(name) for name in names])
 
 
 def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
-    if mode in choice.GUARDED and not choice.reads_tokens(model):
+    if mode in choice.GUARDED and not _reads_tokens(model):
         mode = "fp32"  # what int8 would cost cannot be seen
     bits = choice.bits_for(model, mode)
     names = [m.path for m in matrices(model).values() if m.role == "matrix"]
@@ -206,7 +236,7 @@ def _use_linears_(model: Any, source: Source, mode: str, threads: int) -> None:
         linears.append(SparseLinear(matrix, model.get_submodule(name).bias, threads))
         setattr(model.get_submodule(parent), child, linears[-1])
     if mode in choice.GUARDED:
-        choice.correct_linears_(model, linears, [weights for _, weights in some])
+        _correct_linears_(model, linears, [weights for _, weights in some])
     taken = tuple(inspect.signature(model.forward).parameters)
     model.register_forward_pre_hook(functools.partial(_checked, taken), with_kwargs=True)
 

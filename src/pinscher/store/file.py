@@ -1,44 +1,24 @@
-"""A model's tensors in one or several safetensors files: packed matrices and plain tensors, each with a checksum.
-
-    model.safetensors                  or model-00001-of-00003.safetensors … and model.safetensors.index.json
-      NAME     uint8 [bytes]           a packed matrix (payload.py), under the name of its parameter
-      NAME     any other type          a tensor as it is
-      __metadata__                     format: "pt", pinscher: the version, checksums: 8 hex digits a tensor, by name
-
-A packed matrix is a vector of bytes where a model expects a matrix, so a reader that does not know the format fails
-on its shape instead of loading nonsense. Files are memory-mapped: only requested tensors are read.
-
-All packed matrices of a model together may hold FREE + EXPANSION * B bytes of weights, if its tensors have B bytes. So
-a small file cannot demand much memory; a model of almost only zeros is padded when it is written.
-"""
+"""Writes a stored model's files, and gives their contents as torch's tensors; archive.py says what is in them."""
 
 from __future__ import annotations
 
 import json
-import re
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pinscher.store import payload
+from pinscher.store import archive, payload
+from pinscher.store.archive import EXPANSION, INDEX, SINGLE, VERSION, Archive, files_of
 from pinscher.store.quantize import Quantized
-from pinscher.store.streams import DamagedError
 
-VERSION = 1
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERN = "model{suffix}.safetensors"
 SHARD = "5GB"
-EXPANSION = 1024  # bytes of weights for each byte; 99.9 % zeros make about 500, with the biases and norms of a model
-MOST_INDEX = 1 << 28  # bytes of the index
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], max_shard_size: int | str = SHARD) -> list[Path]:
@@ -88,10 +68,9 @@ def _sort_metadata_(path: Path) -> None:
 
 
 def checksum(name: str, tensor: Tensor) -> str:
-    """CRC-32 over name, type, shape and bytes."""
-    start = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+    """The checksum of a tensor with its name."""
     data: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-    return f"{zlib.crc32(data, start):08x}"
+    return archive.checksum(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
 
 def is_packed(tensor: Tensor) -> bool:
@@ -99,115 +78,16 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.dtype == torch.uint8 and tensor.dim() == 1
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The model's files.
-
-    Raises:
-        DamagedError: if there are none, or the index names a place outside the folder.
-    """
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
-    if not (folder / INDEX).exists():
-        raise DamagedError(f"{folder} holds no {SINGLE}")
-    if not (folder / INDEX).is_file() or (folder / INDEX).stat().st_size > MOST_INDEX:  # a pipe would be waited for
-        raise DamagedError(f"{folder / INDEX} cannot be read: it is not a file, or longer than any index")
-    try:
-        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise DamagedError(f"{folder / INDEX} cannot be read: the file is damaged") from None
-    if not names:
-        raise DamagedError(f"{folder / INDEX} names no file: the file is damaged")
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not re.fullmatch(r".{1,188}\.safetensors", name):
-            raise DamagedError(f"{folder / INDEX} names {str(name)[:99]!r}, which is not a file of this folder")
-        if not (folder / name).exists():
-            raise DamagedError(f"{folder} lacks {name}: the model is not complete")
-    return [folder / name for name in sorted(names)]
-
-
-class Stored:
-    """The tensors of a stored model, opened and checked; a context manager.
-
-    Raises:
-        DamagedError: for anything that `write` cannot have written; it names the file and the tensor.
-    """
-
-    def __init__(self, files: list[Path]) -> None:
-        self.place = files[0] if len(files) == 1 else files[0].parent  # its name in messages
-        self.size = 0  # bytes of the tensors
-        self._stack = ExitStack()
-        self._home: dict[str, tuple[Path, Any]] = {}
-        for path in files:
-            shard = re.fullmatch(r"model-\d{5}-of-(\d{5})\.safetensors", path.name)
-            if shard and int(shard[1]) != len(files):
-                raise DamagedError(f"{path.parent}: {len(files)} of {int(shard[1])} files: the model is not complete")
-        try:
-            for path in files:
-                self._open(path)
-            self._check_room()
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_room(self) -> None:
-        """Refuses matrices that are together larger than the bytes of the file can justify."""
-        raws = [self.raw(name) for name in self._home]
-        self.size = size_of(raws)
-        wanted = sum(payload.declared(payload.view(raw)) for raw in raws if is_packed(raw))
-        if wanted > payload.FREE + EXPANSION * self.size:
-            raise DamagedError(
-                f"{self.place} declares {wanted:,} bytes of weights, more than {self.size:,} bytes can hold"
-            )
-
-    def _open(self, path: Path) -> None:
-        if not path.is_file():  # a pipe would be waited for
-            why = "it is not a file" if path.exists() else "there is no such file"
-            raise DamagedError(f"{path} cannot be read: {why}")
-        try:
-            file = self._stack.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError, ValueError, OverflowError) as error:
-            raise DamagedError(f"{path} cannot be read: the file is damaged ({error})") from None
-        metadata = file.metadata() or {}
-        if "pinscher" not in metadata:
-            raise DamagedError(f"{path} was not written by pinscher, or is damaged")
-        if metadata["pinscher"] != str(VERSION):
-            version = metadata["pinscher"][:20]
-            raise DamagedError(f"{path} has format version {version!r}, this pinscher reads {VERSION}: update pinscher")
-        names = sorted(file.keys())
-        sums = metadata.get("checksums", "")
-        if len(sums) != 8 * len(names) or metadata.get("format") != "pt":
-            raise DamagedError(f"{path} has the wrong number of checksums: the file is damaged")
-        for place, name in enumerate(names):
-            if name in self._home:
-                raise DamagedError(f"{path} holds {name} a second time")
-            if checksum(name, self._read(file, path, name)) != sums[8 * place : 8 * place + 8]:
-                raise DamagedError(f"{path}: {name} has the wrong checksum: the file is damaged")
-            self._home[name] = path, file
-
-    def _read(self, file: Any, path: Path, name: str) -> Tensor:
-        try:
-            tensor: Tensor = file.get_tensor(name)
-        except (SafetensorError, RuntimeError, ValueError, TypeError, struct.error) as error:
-            raise DamagedError(f"{path}: {name} cannot be read ({error})") from None
-        return tensor
-
-    def names(self) -> list[str]:
-        return sorted(self._home)
-
-    def path(self, name: str) -> Path:
-        """The file that holds a tensor."""
-        return self._home[name][0]
+class Stored(Archive):
+    """The same tensors as torch has them."""
 
     def raw(self, name: str) -> Tensor:
-        """A tensor as it is stored."""
-        path, file = self._home[name]
-        return self._read(file, path, name)
-
-    def head(self, name: str) -> payload.Head | None:
-        """The header of a packed matrix; None for a plain tensor."""
-        raw = self.raw(name)
-        with self.naming(name):
-            return payload.head(payload.view(raw)) if is_packed(raw) else None
+        """A tensor as it is stored; it shares the file's memory."""
+        found = self.stored(name)
+        dtype: torch.dtype = getattr(torch, found.kind)
+        if not found.data.size:
+            return torch.empty(found.shape, dtype=dtype)
+        return torch.from_numpy(found.data).view(dtype).view(found.shape)
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as the model has it."""
@@ -220,25 +100,10 @@ class Stored:
         with self.naming(name):
             return payload.unpack_rows(self.raw(name))
 
-    @contextmanager
-    def naming(self, name: str) -> Iterator[None]:
-        """Adds file and tensor to a DamagedError of the block."""
-        try:
-            yield
-        except DamagedError as error:
-            raise DamagedError(f"{self.path(name)}: {name}: {error}") from None
-
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor, one at a time."""
         for name in self.names():
             yield name, self.tensor(name)
 
-    def close(self) -> None:
-        self._home.clear()
-        self._stack.close()
 
-    def __enter__(self) -> Stored:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+__all__ = ["EXPANSION", "INDEX", "SINGLE", "VERSION", "Stored", "checksum", "files_of", "is_packed", "size_of", "write"]

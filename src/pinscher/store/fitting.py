@@ -9,27 +9,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from pinscher.errors import InputError
 from pinscher.models.blocks import is_conv1d
 from pinscher.models.wholeness import lacking
 from pinscher.store import payload
-from pinscher.store.file import EXPANSION, VERSION, Stored, size_of
+from pinscher.store.checks import check_fits
+from pinscher.store.file import EXPANSION, Stored, size_of
 from pinscher.store.streams import DamagedError
-
-
-def check_version(settings: Any, path: Path) -> None:
-    """Refuses a format that this version cannot read; `settings` describe the file in the config.json at `path`."""
-    version = settings.get("version") if isinstance(settings, dict) else None
-    if type(version) is not int or version != VERSION:
-        raise InputError(
-            f"{path} says that the model has format version {str(version)[:20]!r}, this pinscher reads {VERSION}: "
-            "update pinscher."
-        )
 
 
 def fit(model: Any, stored: Stored) -> dict[str, str]:
@@ -42,7 +31,8 @@ def fit(model: Any, stored: Stored) -> dict[str, str]:
     state = model.state_dict()
     homes = _homes(model, stored.names(), state)
     for key, name in homes.items():
-        _check_fits(model, stored, key, name, state[key])
+        wanted, transposed = state[key], is_conv1d(model.get_submodule(key.rpartition(".")[0]))
+        check_fits(stored, name, tuple(wanted.shape), is_float=wanted.is_floating_point(), transposed=transposed)
     _check_complete(model, stored, homes)
     _check_room(model, stored, homes)
     return homes
@@ -62,21 +52,6 @@ def _homes(model: Any, names: Iterable[str], state: dict[str, Tensor]) -> dict[s
                 homes[key] = name
                 break
     return homes
-
-
-def _check_fits(model: Any, stored: Stored, key: str, name: str, wanted: Tensor) -> None:
-    found, raw = stored.head(name), stored.raw(name)
-    shape = found.shape if found else tuple(raw.shape)
-    is_float = found.scaled or found.dtype.is_floating_point if found else raw.is_floating_point()
-    if shape != tuple(wanted.shape):
-        raise InputError(
-            f"{stored.path(name)}: {name} is stored as {list(shape)}, the model to load has {list(wanted.shape)}. For "
-            "a head of another size load the model as it is and replace its head, or fine-prune it with --new-head."
-        )
-    if is_float != wanted.is_floating_point():
-        raise InputError(f"{stored.path(name)}: {name} is stored in another type than the model has.")
-    if found and found.transposed != is_conv1d(model.get_submodule(key.rpartition(".")[0])):
-        raise DamagedError(f"{stored.path(name)}: {name} is stored the other way round than the model has it")
 
 
 def _check_complete(model: Any, stored: Stored, homes: dict[str, str]) -> None:

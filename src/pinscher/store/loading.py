@@ -24,8 +24,9 @@ from pinscher.errors import InputError
 from pinscher.models import folders
 from pinscher.models.sizes import resize_
 from pinscher.store import payload, registration
+from pinscher.store.checks import check_version
 from pinscher.store.file import VERSION, Stored, is_packed
-from pinscher.store.fitting import check_version, fit
+from pinscher.store.fitting import fit
 from pinscher.store.streams import DamagedError
 
 METHOD = "pinscher"

@@ -90,8 +90,18 @@ def make(config: RunConfig) -> Plan:
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     if config.teacher_start > steps > 0:
         raise InputError(f"--teacher-start {config.teacher_start:g} is after the end of the run, {steps} steps.")
-    _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
+    _check_rewinds(plan)
     return plan
+
+
+def _check_rewinds(plan: Plan) -> None:
+    """Also checks that the schedule fits the steps: an error now, not after the model was loaded."""
+    pruning, count = plan.pruning, plan.config.lr_rewinds
+    if pruning is None or not plan.steps or not count:
+        return
+    schedule = pruning.make_schedule()
+    if count > (left := schedule.settled_at - schedule.warmup):
+        raise InputError(f"--lr-rewinds {count} does not fit: the model is pruned within {left} steps.")
 
 
 def splits_of(task: Task, config: RunConfig) -> data.Splits:
