@@ -185,6 +185,8 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
     }
     if task.teaches and config.distils and not config.is_dense:
         choices["teacher"] = config.model
+    if task.needs_reference:  # all that is learned is what the teacher says, and it says it without dropout
+        choices["dropout"] = 0.0
     chosen = {name: value for name, value in choices.items() if getattr(config, name) is None}
     # A run can be resumed from any directory.
     places = {name: chosen.get(name, getattr(config, name)) for name in PLACES}

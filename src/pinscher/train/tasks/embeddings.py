@@ -253,7 +253,10 @@ class SentenceModel:
     def save_pretrained(self, save_directory: str | Path, **settings: Any) -> None:
         """The model's own files, with those of sentence-transformers beside them."""
         super().save_pretrained(save_directory, **settings)  # type: ignore[misc]
-        files.fill(save_directory, self.embedder.sentences.files)
+        self.write_beside(save_directory)
+
+    def write_beside(self, folder: str | Path) -> None:
+        files.fill(folder, self.embedder.sentences.files)
 
 
 def loss_of(vectors: Tensor, texts: int, scores: Tensor | None) -> Tensor:
