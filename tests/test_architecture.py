@@ -12,13 +12,14 @@ import import_graph
 
 SOURCE = import_graph.SOURCE
 # Which rooms a room may import from; a top-level file is a room of its own. `prune` stands alone on torch.
-GROUND = {"errors", "files", "locks", "native", "registry", "runfolder", "settings"}
+GROUND = {"errors", "extras", "files", "locks", "native", "registry", "runfolder", "settings"}
 ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "integrations", "commands"}
 MAY_IMPORT = {
-    "__init__": {"integrations", "models", "prune", "train", "store", "runtime"},
+    "__init__": {"extras", "integrations", "models", "prune", "train", "store", "runtime"},
     "__main__": {"commands"},
     "_native": set(),
     "errors": set(),
+    "extras": {"errors"},
     "files": {"errors"},
     "locks": set(),
     "native": {"_native", "errors"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pinscher.extras import naming_extras
 from pinscher.integrations import sentence_transformers as _sentence_transformers
 from pinscher.store import registration
 
@@ -58,11 +59,12 @@ _MODULES = {"checkpoint": "train.checkpoint", "prune": "prune", "sharded": "trai
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"pinscher.{_MODULES[name]}")
-    if name not in _HOMES:
+    if name not in _MODULES and name not in _HOMES:
         raise AttributeError(f"module 'pinscher' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)
+    with naming_extras(f"pinscher.{name}"):
+        if name in _MODULES:
+            return importlib.import_module(f"pinscher.{_MODULES[name]}")
+        return getattr(importlib.import_module(f"pinscher.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

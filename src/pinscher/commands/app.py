@@ -17,6 +17,7 @@ from pinscher import __version__
 from pinscher.commands import bench, compare, evaluate, export, inspect, prune, report
 from pinscher.commands.console import plainly
 from pinscher.commands.flags import with_flags
+from pinscher.extras import naming_extras
 from pinscher.train.subject import DataConfig
 
 WIDE = 100  # columns; a narrower terminal would cut the names of flags in the coloured help
@@ -69,7 +70,7 @@ def complete() -> Any:
 
 def main() -> None:
     """The entry point of `pinscher`."""
-    with plainly():
+    with plainly(), naming_extras("this command"):
         app()
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from pinscher import native
 from pinscher.errors import InputError
+from pinscher.extras import naming_extras
 from pinscher.store import registration
 
 LIBRARY = "sentence_transformers"
@@ -123,7 +124,8 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     Raises:
         InputError: for an unknown mode, or a model without matrices in blocks.
     """
-    from pinscher.runtime import sparse
+    with naming_extras("pinscher.accelerate"):
+        from pinscher.runtime import sparse
 
     if not _is_wrapper(model):
         return sparse.accelerate(model, mode=mode, threads=threads)
@@ -143,8 +145,9 @@ def save_pretrained(model: Any, folder: str | Path, **settings: Any) -> Path:
         folder: a new folder, an empty one, or an earlier one of ours, which is replaced.
         settings: of how it is stored.
     """
-    from pinscher.models import sentences
-    from pinscher.store import saving
+    with naming_extras("pinscher.save_pretrained"):
+        from pinscher.models import sentences
+        from pinscher.store import saving
 
     if not _is_wrapper(model):
         return saving.save_pretrained(model, folder, **settings)
