@@ -53,6 +53,10 @@ BOUNDS = {
     },
 }
 SHAPES = ((1, 128), (8, 128), (1, 32), (1, 384))
+SIZES: dict[str, dict[str, int]] = {
+    "BERT-base": {},
+    "MiniLM-L6": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+}
 LONGER = 4  # the first shape, which has the bounds, gets this multiple of the others' seconds
 
 
@@ -94,7 +98,8 @@ def report(args: argparse.Namespace) -> list[str]:
             lines += compare(path.parent.name, pruned(path), None, args)
     else:
         for sparsity in (0.8, 0.9):
-            lines += compare(f"BERT-base, random masks, {sparsity:.0%}", masked(sparsity), sparsity, args)
+            title = f"BERT-base, random masks, {sparsity:.0%}"
+            lines += compare(title, masked("BERT-base", sparsity), sparsity, args)
         lines += [] if args.before or args.first_only else break_even()
     return lines
 
@@ -104,14 +109,16 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "?")
 
 
-def masked(sparsity: float) -> Any:
+def masked(name: str, sparsity: float, block: int = 1) -> Any:
+    """A classifier of random weights, of which blocks of so many inputs are zeros, at random."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig()).eval()
+    model = BertForSequenceClassification(BertConfig(**SIZES[name])).eval()
     for parameter in model.bert.encoder.parameters():
-        if parameter.dim() == 2:
-            parameter.data *= torch.rand_like(parameter) >= sparsity
+        if parameter.dim() == 2 and sparsity:
+            kept = torch.rand(parameter.shape[0], parameter.shape[1] // block) >= sparsity
+            parameter.data *= kept.repeat_interleave(block, 1)
     return model
 
 

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "encoder.h"
@@ -18,6 +20,7 @@ using namespace pinscher;
 namespace {
 
 std::mt19937 dice(0);
+int share = 1;  // of the trials: `check quick` makes one in so many
 float normal() { return std::normal_distribution<float>()(dice); }
 size_t up_to(size_t most) { return dice() % (most + 1); }
 
@@ -34,7 +37,7 @@ std::vector<float> weights(size_t rows, size_t columns, float density) {
 }
 
 void products(const Kernels& use, Pool& pool) {
-  for (int turn = 0; turn < 40; ++turn) {
+  for (int turn = 0; turn < 40; turn += share) {
     const size_t rows = 1 + up_to(280), columns = 1 + up_to(900), tokens = 1 + up_to(200);
     const float densities[] = {0.0f, 0.05f, 0.3f, 1.0f};
     const auto w = weights(rows, columns, densities[turn % 4]);
@@ -96,8 +99,9 @@ void hide_first(const Encoder& made, const Kernels& use, Pool& pool, const std::
 }
 
 void encoder(const Kernels& use, Pool& pool) {
-  for (size_t width : {21, 24, 45, 96, 384})
-    for (int turn = 0; turn < 10; ++turn) {
+  for (size_t width : {21, 24, 45, 96, 384}) {
+    if (share > 1 && width > 50) break;
+    for (int turn = 0; turn < 10; turn += share) {
       auto linear = [&](size_t rows, size_t columns) {
         const auto w = weights(rows, columns, 0.3f);
         const int many = static_cast<int>(std::size(KINDS)), mixed = 2;  // all matrices are of a kind in turn, or any
@@ -144,6 +148,53 @@ void encoder(const Kernels& use, Pool& pool) {
         for (size_t k = 0; k < width; ++k) expect(firsts[s * width + k] == again[start * width + k], "a first token");
       hide_first(made, use, pool, rows, tokens, every, again);
     }
+  }
+}
+
+// More callers at once than there are threads or slots, each with steps of all sizes, and rests in which threads fall asleep.
+void callers(Pool& pool) {
+  std::vector<std::thread> some;
+  for (size_t caller = 0; caller < 12; ++caller)
+    some.emplace_back([&pool, caller] {
+      for (size_t turn = 0; turn < 60; ++turn) {
+        Team team(pool);
+        std::vector<int> times(1 + (turn * 7 + caller) % 40, 0);
+        team.together([&] {
+          for (int step = 0; step < 20; ++step) {
+            team.each(times.size(), [&](size_t item, size_t thread) {
+              expect(thread < team.threads(), "the number of a thread");
+              ++times[item];
+            });
+            for (const int count : times) expect(count == step + 1, "an item is done once, and seen to be done");
+          }
+        });
+        if (turn % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  for (auto& one : some) one.join();
+}
+
+// Who has waited for a late thread works alone for a while.
+void retreats() {
+  using std::chrono::milliseconds;
+  Pool hasty(2), patient(2, true);
+  for (Pool* pool : {&hasty, &patient}) {
+    bool late = false;
+    for (int turn = 0; turn < 1000 && !late; ++turn) {
+      Team team(*pool);
+      std::atomic<bool> slept{false};
+      team.each(2, [&](size_t, size_t thread) {
+        if (thread) std::this_thread::sleep_for(milliseconds(30));
+        if (thread) slept = true;
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      });
+      late = slept;
+    }
+    expect(late, "a thread that comes at all");
+    expect(Team(*pool).threads() == (pool == &hasty ? 1 : 2), "a retreat");
+    std::this_thread::sleep_for(milliseconds(600));
+    expect(Team(*pool).threads() == 2, "the end of a retreat");
+  }
 }
 
 // A child has none of its parent's threads, even if another thread of the parent has the pool at the fork.
@@ -174,7 +225,7 @@ void forks(Pool& pool) {
 }
 
 void attention(const Kernels& use) {
-  for (int turn = 0; turn < 60; ++turn) {
+  for (int turn = 0; turn < 60; turn += share) {
     const size_t width = 1 + up_to(70), tokens = 1 + up_to(150), stride = blocks(tokens, TILE) * TILE;
     std::vector<float> q(width * stride), k(width * stride), v(width * stride), out(width * stride), again(width * stride);
     for (auto* some : {&q, &k, &v})
@@ -234,11 +285,20 @@ void nonsense() {
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }  // a child makes threads of its own
 #endif
 
-int main() {
-  Pool pool(2), three(3), alone(1);
+// check [quick] [ISA …]: with fewer trials, and of no other instruction sets than these, each of which must be there.
+int main(int count, char** given) {
+  std::vector<std::string> wanted(given + 1, given + count);
+  if (!wanted.empty() && wanted.front() == "quick") {
+    share = 3;
+    wanted.erase(wanted.begin());
+  }
+  for (const std::string& name : wanted) expect(kernels(name.c_str()), "an instruction set that is not there");
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+  Pool pool(2, true), three(3, true), alone(1), hasty(3);
   for (const Isa& isa : all_isas()) {
     const Kernels& use = isa.kernels;
     if (!use.supported()) continue;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), use.name) == wanted.end()) continue;
     products(use, pool);
     encoder(use, pool);
     encoder(use, three);
@@ -247,6 +307,11 @@ int main() {
     brackets(use);
     std::printf("%s: fine\n", use.name);
   }
+  callers(pool);
+  callers(hasty);
+  std::printf("callers: fine\n");
+  retreats();
+  std::printf("retreats: fine\n");
   forks(pool);
   forks(alone);
   std::printf("forks: fine\n");

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -15,8 +16,18 @@
 namespace pinscher {
 namespace {
 
-constexpr auto PATIENCE = std::chrono::microseconds(200);  // awake between steps, asleep between requests
-constexpr int LOOKS = 64;                                  // between two looks at the clock
+constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
+constexpr int64_t PATIENCE = 200 * MICROSECOND;  // awake between steps, asleep between requests
+constexpr int LOOKS = 64;                        // between two looks at the clock
+constexpr int64_t LATE = MILLISECOND;            // a time slice of another process is longer
+constexpr int64_t TOLERATED = 10;                // one in so many parts of a call may be lost, too
+constexpr int64_t LONG = INT64_MAX / 4;
+constexpr int64_t LEAST_ALONE = 10 * MILLISECOND, MOST_ALONE = 500 * MILLISECOND;
+
+int64_t now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -25,6 +36,19 @@ void relax() {
   asm volatile("yield");
 #endif
 }
+
+// Looks for what `found` says, awake, until PATIENCE and `more` have passed.
+template <typename Found>
+bool look_for(Found&& found, int64_t more = 0) {
+  const int64_t until = now() + PATIENCE + more;
+  do
+    for (int looks = LOOKS; looks--; relax())
+      if (found()) return true;
+  while (now() < until);
+  return false;
+}
+
+size_t left(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
 
 // The two functions of GNU OpenMP that are needed, if the process has it loaded. Their interface is what compilers have
 // called for as long as there is OpenMP 4.
@@ -55,7 +79,21 @@ std::atomic<unsigned> forks{0};
 
 }  // namespace
 
-Crew::Crew(size_t threads) : forks_(forks), threads_(threads) {
+bool Retreat::lasts() const {
+  const int64_t until = until_.load(std::memory_order_relaxed);
+  return until && now() < until;
+}
+
+void Retreat::begin() {
+  if (lasts()) return;
+  const int64_t start = now(), length = length_.load(std::memory_order_relaxed);
+  const bool again = start - until_.load(std::memory_order_relaxed) < length;
+  const int64_t next = again ? std::min(2 * length, MOST_ALONE) : LEAST_ALONE;
+  length_.store(next, std::memory_order_relaxed);
+  until_.store(start + next, std::memory_order_relaxed);
+}
+
+Crew::Crew(size_t threads, bool patient) : forks_(forks), threads_(threads), patient_(patient) {
   if (!forks_ && openmp().parallel) return;
   try {
     for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -68,10 +106,10 @@ Crew::Crew(size_t threads) : forks_(forks), threads_(threads) {
 Crew::~Crew() { dismiss(); }
 
 void Crew::dismiss() {
+  stop_ = true;
   {
     std::lock_guard<std::mutex> lock(sleeping_);
-    stop_ = true;
-    ++gathering_;
+    ++calls_;
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
@@ -79,9 +117,9 @@ void Crew::dismiss() {
 
 bool Crew::here() const { return forks_ == forks.load(std::memory_order_relaxed); }
 
-Pool::Pool(size_t threads) : threads_(threads) {
+Pool::Pool(size_t threads, bool patient) : threads_(threads), patient_(patient) {
   if (!threads) throw std::invalid_argument("a pool has one thread at least");
-  crew_ = new Crew(threads);
+  crew_ = new Crew(threads, patient);
 }
 
 Pool::~Pool() {
@@ -93,85 +131,139 @@ Pool::~Pool() {
 Crew& Pool::crew() {
   Crew* found = crew_.load(std::memory_order_acquire);
   if (found->here()) return *found;
-  auto made = std::make_unique<Crew>(threads_);
+  auto made = std::make_unique<Crew>(threads_, patient_);
   if (crew_.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) return *made.release();
   return *found;  // another thread was faster
 }
 
+// OpenMP's threads serve one caller at a time, ours whoever has something to do.
+Crew::Slot* Crew::enter() {
+  if (threads_ == 1 || (!patient_ && retreat_.lasts())) return nullptr;
+  const size_t count = workers_.empty() ? 1 : SLOTS;
+  for (size_t i = 0; i < count; ++i)
+    if (!slots_[i].used.exchange(true, std::memory_order_acquire)) {
+      slots_[i].entered = now();
+      slots_[i].lost = 0;
+      return &slots_[i];
+    }
+  return nullptr;
+}
+
 // Takes one of the ticket's items and does it, unless somebody else was faster.
-bool Crew::take(uint64_t ticket, size_t thread) {
-  if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) return false;
-  job_(context_, items_ - static_cast<uint32_t>(ticket), thread);
-  finished_.fetch_add(1, std::memory_order_release);
+bool Crew::take(Slot& slot, uint64_t ticket, size_t thread) {
+  if (!slot.ticket.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) return false;
+  const size_t items = slot.items;  // once all are finished it may be that of the next sharing
+  slot.job(slot.context, items - left(ticket), thread);
+  if (slot.finished.fetch_add(1) + 1 == items && slot.sleeps.load()) {
+    { std::lock_guard<std::mutex> lock(slot.sleeping); }  // so that the caller does not fall asleep between looking and waiting
+    slot.wake.notify_one();
+  }
   return true;
 }
 
-void Crew::share(size_t items, Job job, void* context) {
-  items_ = items;
-  job_ = job;
-  context_ = context;
-  finished_.store(0, std::memory_order_relaxed);
-  uint64_t ticket = ++sharings_ << 32 | items;
-  ticket_.store(ticket, std::memory_order_release);
-  while (static_cast<uint32_t>(ticket = ticket_.load(std::memory_order_acquire))) take(ticket, 0);
-  while (finished_.load(std::memory_order_acquire) != items) relax();
-}
-
-void Crew::help(size_t thread) {
-  while (!over_.load(std::memory_order_acquire)) {
-    const uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    if (!static_cast<uint32_t>(ticket) || !take(ticket, thread)) relax();
+void Crew::share(Slot& slot, size_t items, Job job, void* context) {
+  if (!patient_ && retreat_.lasts()) {  // since an earlier step of the same call
+    for (size_t item = 0; item < items; ++item) job(context, item, 0);
+    return;
   }
+  slot.items = items;
+  slot.job = job;
+  slot.context = context;
+  slot.finished.store(0, std::memory_order_relaxed);
+  uint64_t ticket = ++slot.sharings << 32 | items;
+  slot.ticket.store(ticket);
+  if (asleep_.load()) rouse();
+  const int64_t start = now();
+  int64_t own = 0;
+  while (left(ticket = slot.ticket.load(std::memory_order_acquire))) own += take(slot, ticket, 0);
+  if (slot.finished.load(std::memory_order_acquire) != items) wait(slot, items, own ? (now() - start) / own : LONG);
 }
 
-void Crew::gather(Body body, void* context) {
+// For what others have begun; `one`: what an item takes, or LONG if that is not known.
+void Crew::wait(Slot& slot, size_t items, int64_t one) {
+  const int64_t start = now();
+  const auto done = [&] { return slot.finished.load() == items; };
+  if (!look_for(done, one == LONG ? 0 : one)) {
+    // Somebody else may use this core meanwhile: perhaps the one that is waited for.
+    std::unique_lock<std::mutex> lock(slot.sleeping);
+    slot.sleeps.store(true);
+    slot.wake.wait(lock, done);
+    slot.sleeps.store(false);
+  }
+  note(slot, now() - start - 2 * one);
+}
+
+// Time for which a caller has waited longer than it should.
+void Crew::note(Slot& slot, int64_t lost) {
+  slot.lost += std::max<int64_t>(lost, 0);
+  if (slot.lost > LATE + (now() - slot.entered) / TOLERATED) retreat_.begin();
+}
+
+// Takes an item of any caller's.
+bool Crew::help(size_t thread) {
+  for (Slot& slot : slots_) {
+    const uint64_t ticket = slot.ticket.load();
+    if (left(ticket) && take(slot, ticket, thread)) return true;
+  }
+  return false;
+}
+
+void Crew::rouse() {
+  { std::lock_guard<std::mutex> lock(sleeping_); }  // so that nobody falls asleep between looking and waiting
+  wake_.notify_all();
+}
+
+void Crew::gather(Slot& slot, Body body, void* context) {
+  if (!workers_.empty()) {
+    calls_.fetch_add(1);
+    if (asleep_.load()) rouse();
+    return body(context);
+  }
   struct Call {
     Crew* crew;
+    Slot* slot;
     Body body;
     void* context;
+    int64_t time;
     std::exception_ptr failure;
     void run() {
+      crew->note(*slot, now() - time);
       try {
         body(context);
       } catch (...) {  // must not pass through frames of OpenMP
         failure = std::current_exception();
       }
-      crew->over_.store(true, std::memory_order_release);
+      slot->over.store(true, std::memory_order_release);
+      time = now();
     }
-  } call{this, body, context, nullptr};
-  over_.store(false, std::memory_order_release);
-  if (workers_.empty()) {
-    const auto run = [](void* of) {
-      Call& call = *static_cast<Call*>(of);
-      const auto thread = static_cast<size_t>(openmp().number());
-      thread ? call.crew->help(thread) : call.run();
-    };
-    openmp().parallel(run, &call, static_cast<unsigned>(threads_), 0);
-  } else {
-    {
-      std::lock_guard<std::mutex> lock(sleeping_);  // so that nobody falls asleep between looking and waiting
-      gathering_.fetch_add(1, std::memory_order_release);
+    void help(size_t thread) {
+      while (!slot->over.load(std::memory_order_acquire))
+        if (!crew->help(thread)) relax();
     }
-    wake_.notify_all();
-    call.run();
-  }
+  } call{this, &slot, body, context, now(), nullptr};
+  slot.over.store(false, std::memory_order_release);
+  const auto run = [](void* of) {
+    Call& call = *static_cast<Call*>(of);
+    const auto thread = static_cast<size_t>(openmp().number());
+    thread ? call.help(thread) : call.run();
+  };
+  openmp().parallel(run, &call, static_cast<unsigned>(threads_), 0);
+  note(slot, now() - call.time);
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
 void Crew::work(size_t thread) {
-  size_t seen = 0;
-  while (true) {
-    const auto until = std::chrono::steady_clock::now() + PATIENCE;
-    while (gathering_.load(std::memory_order_acquire) == seen) {
-      int looks = LOOKS;
-      while (looks-- && gathering_.load(std::memory_order_acquire) == seen) relax();
-      if (looks >= 0 || std::chrono::steady_clock::now() < until) continue;
-      std::unique_lock<std::mutex> lock(sleeping_);
-      wake_.wait(lock, [&] { return gathering_.load(std::memory_order_acquire) != seen; });
-    }
-    seen = gathering_.load(std::memory_order_acquire);
-    if (stop_) return;
-    help(thread);
+  while (!stop_) {
+    const size_t seen = calls_.load();
+    if (look_for([&] { return stop_ || help(thread); })) continue;
+    const auto called = [&] {
+      if (calls_.load() != seen) return true;
+      return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return left(slot.ticket.load()) != 0; });
+    };
+    std::unique_lock<std::mutex> lock(sleeping_);
+    asleep_.fetch_add(1);
+    wake_.wait(lock, called);
+    asleep_.fetch_sub(1);
   }
 }
 

@@ -20,7 +20,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 import pinscher
 import tiny_models
@@ -117,7 +124,11 @@ def world(tmp_path_factory):
 
 def _make_encoder(root: Path) -> None:
     tiny_sentences.sentence_encoder(root / ENCODER)
-    for task, name in (("embeddings", "texts.txt"), ("sts", "sts.jsonl"), ("retrieval", "questions.tsv")):
+    shutil.copytree(root / ENCODER, root / "my-reranker")
+    config = BertConfig.from_pretrained(root / ENCODER, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(root / "my-reranker")
+    names = {"embeddings": "texts.txt", "sts": "sts.jsonl", "retrieval": "questions.tsv", "reranking": "rated.jsonl"}
+    for task, name in names.items():
         shutil.copy(tiny_tasks.write_files(task, root / "data" / task).train, root / name)
     words = ["prune", "--model", root / ENCODER, "--task", "embeddings", "--train-file", root / "texts.txt", *SHORT]
     assert outcome([*words, "--output", root / "runs" / "embeddings-pins-80"])[0] == 0

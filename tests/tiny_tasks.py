@@ -160,6 +160,7 @@ ROWS: dict[str, Callable[[int, random.Random], list[Row]]] = {
     "embeddings": lambda n, r: _classes(n, r, (BAD, GOOD)),
     "sts": _alike,
     "retrieval": _told,
+    "reranking": _alike,
 }
 
 
@@ -445,6 +446,13 @@ WRITERS = {name: Writer(TSVS, encode) for name, encode in GLUE.items()} | {
         lambda rows, split: _json_lines(
             {"sentence1": r["first"], "sentence2": r["second"], "label": r["score"] / 5} for r in rows
         ),
+    ),
+    "reranking": Writer(
+        {"train": "train.jsonl", "test": "test.jsonl"},
+        lambda rows, split: _json_lines(
+            {"query": r["first"], "text": r["second"], "fit": r["score"] / 5} for r in rows
+        ),
+        ("--label-column", "fit"),
     ),
     "retrieval": Writer(
         {"train": "train.tsv", "test": "test.tsv"},

@@ -26,6 +26,9 @@ IDLE = [
     "--average --method dense",
     "--jump 0.5 --method dense",
     "--pattern 2:4 --method dense",
+    "--budget quick",
+    "--budget quick --method dense",
+    "--budget quick --dense-start --dense-steps 5",
 ]
 WORKING = [
     "--dense-steps 5 --baseline",
@@ -36,6 +39,7 @@ WORKING = [
     "--lr-rewinds 1 --average --jump 0.5",
     "--hidden-weight 0 --objective empirical-risk",
     "--no-average --method dense",
+    "--budget quick --dense-start",
 ]
 
 
@@ -71,3 +75,9 @@ def test_every_rule_is_about_settings_and_tried_here():
     for rule in idle.RULES:
         assert set(rule.names) <= fields
         assert any(f"--{name.replace('_', '-')} " in f"{flags} " for name in rule.names for flags in IDLE), rule.names
+
+
+def test_more_rewinds_than_steps_are_refused(command, sst2, tmp_path):
+    said = complaint(command("prune", *sst2, *SHORT, "--lr-rewinds", "1000", "--output", "out"))
+    assert "--lr-rewinds 1000 does not fit: the model is pruned within 7 steps" in said
+    assert list(tmp_path.iterdir()) == []

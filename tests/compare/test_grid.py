@@ -114,6 +114,12 @@ def test_the_search_leaves_alone_what_a_method_sets_itself(tmp_path):
     assert grid.Comparison(**{**vars(comparison), "search": False}).to_dict() != comparison.to_dict()
 
 
+def test_the_search_and_tuning_of_one_setting_contradict():
+    asked = {"methods": "pins", "tasks": "sst2", "search": True, "tune": {"learning_rate": [1e-4, 2e-4]}}
+    with pytest.raises(InputError, match="--search tries values of learning_rate for pins, --tune others"):
+        grid.read(None, asked | {"learning_rate": 1e-4}).cells(Path("out"))
+
+
 def test_the_search_of_a_learning_rate_needs_one():
     with pytest.raises(InputError, match="give the one to start from"):
         grid.read(None, {"methods": "pins", "tasks": "sst2", "search": True}).cells(Path("out"))

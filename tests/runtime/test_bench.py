@@ -48,6 +48,27 @@ def test_advice_never_names_an_engine_that_answers_otherwise():
     assert "stay with PyTorch" in bench.advice(alone)
 
 
+def test_advice_names_the_best_dense_engine_too():
+    times = {"torch": 8.0, "torch-bf16": 4.0, "openvino-int8": 3.0, "onnxruntime-int8": 2.0, "pinscher": 1.5}
+    agreement = {name: {"same": 0.9 if name == "onnxruntime-int8" else 1.0} for name in times}
+    report = {"latency": {"x": {name: {"p50_ms": ms} for name, ms in times.items()}}, "agreement": agreement}
+    words = bench.advice(report)
+    assert "x: pinscher, 5.3 times as fast as PyTorch, and 2.0 times as openvino-int8, the fastest dense one." in words
+    report["latency"]["x"]["pinscher"]["p50_ms"] = 3.5
+    assert "x: openvino-int8, a dense engine, 2.7 times as fast as PyTorch." in bench.advice(report)
+
+
+def test_engines_that_are_missing_are_named_with_what_they_need(monkeypatch):
+    monkeypatch.setattr(
+        bench, "_missing", lambda name: [p for p in engines.PACKAGES.get(name, ()) if p != "onnxruntime"]
+    )
+    said = bench.left_out()
+    assert said.startswith("not installed: torch-int8, openvino, openvino-bf16, openvino-int8 (pip install ")
+    assert said.endswith("(pip install torchao openvino nncf)")
+    monkeypatch.setattr(bench, "_missing", lambda _: [])
+    assert not bench.left_out()
+
+
 def test_the_picture_is_drawn(tmp_path):
     bench.draw(REPORT, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").stat().st_size > 5000

@@ -10,12 +10,12 @@ import torch
 
 import pinscher
 from pinscher.errors import InputError
-from pinscher.runtime import kernels
+from pinscher.runtime import cpus, kernels
 from tiny_accelerated import batch, model_of
 
 
 def test_never_more_threads_than_cpus():
-    model, most = model_of("bert"), kernels.cpus()
+    model, most = model_of("bert"), cpus.allowed()
     assert most == len(os.sched_getaffinity(0))
     with pytest.warns(UserWarning, match=f"threads=1024, but this process may use {most} CPUs") as seen:
         fast = pinscher.accelerate(model, mode="fp32", threads=1024)
@@ -30,15 +30,15 @@ def test_a_stored_model_too(tmp_path):
     with pytest.warns(UserWarning, match="this process may use") as seen:
         fast = pinscher.load(tmp_path / "small", threads=1024)
     assert seen[0].filename == __file__
-    assert fast.base_model.fast_layers.threads == kernels.cpus()
+    assert fast.base_model.fast_layers.threads == cpus.allowed()
 
 
 def test_what_there_are_cpus_for_is_given_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.threads_of(1) == 1
-        assert kernels.threads_of(kernels.cpus()) == kernels.cpus()
-        assert kernels.threads_of(None) == min(torch.get_num_threads(), kernels.cpus())
+        assert kernels.threads_of(cpus.allowed()) == cpus.allowed()
+        assert kernels.threads_of(None) == min(torch.get_num_threads(), cpus.sustained())
 
 
 def test_a_process_that_may_use_one_cpu_gets_one_thread():

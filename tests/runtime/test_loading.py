@@ -210,3 +210,14 @@ def test_without_native_code_a_plain_copy_comes_back(monkeypatch):
     assert model.training
     assert not same.training
     assert torch.equal(same(**batch()).logits, model.eval()(**batch()).logits)
+
+
+def test_without_native_code_bad_wishes_are_refused_too(tmp_path, monkeypatch):
+    from pinscher import native
+
+    monkeypatch.setattr(native, "core", lambda: None)
+    pinscher.save_pretrained(pruned_(model_of("bert")), tmp_path)
+    with pytest.raises(InputError, match="threads -3 is not possible"):
+        pinscher.load(tmp_path, threads=-3)
+    with pytest.raises(InputError, match="nothing to make fast"):
+        pinscher.accelerate(torch.nn.Linear(3, 3))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import average_precision_score, ndcg_score
 
 from pinscher.train import retrieval
 
@@ -49,3 +49,24 @@ def test_cosines_do_not_depend_on_lengths():
     assert retrieval.mean_cosine(vectors, 3 * vectors) == 100.0
     assert retrieval.mean_cosine(vectors, -vectors) == -100.0
     assert retrieval.unit(np.zeros((1, 3))).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_reranking_ranks_the_texts_of_each_query_among_themselves(seed):
+    chance = np.random.default_rng(seed)
+    queries = [f"query {i}" for i in chance.integers(0, 6, 60)]
+    likeness, relevant = chance.normal(size=60), chance.random(60) < 0.3
+    found = retrieval.reranked(queries, likeness, relevant)
+    wanted = []
+    for query in set(queries):
+        rows = [i for i, other in enumerate(queries) if other == query]
+        if relevant[rows].any() and not relevant[rows].all():
+            true, said = relevant[rows].astype(float), likeness[rows]
+            wanted.append((average_precision_score(true, said), ndcg_score([true], [said], k=10)))
+    assert (found["map"], found["ndcg@10"]) == pytest.approx(tuple(100 * np.mean(wanted, axis=0)))
+
+
+def test_queries_whose_texts_are_all_alike_do_not_count():
+    assert retrieval.reranked(["a", "a", "b"], [1, 2, 3], [True, True, False]) == {}
+    found = retrieval.reranked(["a", "a", "b", "b"], [1, 2, 3, 4], [True, True, False, True])
+    assert set(found.values()) == {100.0}

@@ -60,6 +60,9 @@ def test_the_comparison_sees_every_difference(ground, tmp_path):
     (run / ".junk").touch()
     wrong = kills.differences(run, ground.whole)
     assert wrong == ["model/config.json is missing", ".junk is too much", "result.json differs"]
+    for name in ("result.json", "log.jsonl"):  # no JSON any more
+        (run / name).write_bytes(b"\x87{" + bytes(9))
+        assert f"{name} differs" in kills.differences(run, ground.whole)
 
 
 def test_an_end_by_a_traceback_is_noticed(ground, tmp_path, monkeypatch):

@@ -79,6 +79,8 @@ def run(
     run_folder = scoring.run_of(place)
     batches = export.calibration(source, CALIBRATION) if run_folder else None
     report: dict[str, Any] = {"model": place, "threads": threads, "latency": {}, "scores": {}}
+    if not names and (missing := bench.left_out()):
+        say(missing)
     with tempfile.TemporaryDirectory() as scratch:
         say(f"preparing {', '.join(engines)}")
         report["bytes"] = bench.prepare(source.model.eval(), source.tokenizer, Path(scratch), engines, say, batches)

@@ -276,6 +276,7 @@ def told(source: Source, folder: Path, form: str, how: dict[str, Any], scores: d
         )
         if how["embeddings"] == KEEP and embedded > size / 2:
             lines.append(f"  {megabytes(embedded)} of it are embeddings: --embeddings int8 makes them a quarter")
-        name = type(source.model).__name__
-        lines.append(f'  load it: import pinscher; transformers.{name}.from_pretrained("{folder}")')
+        name, wrapper = type(source.model).__name__, source.facts.get("loads_as")
+        how_to = f"transformers.{name}.from_pretrained" if wrapper is None else f"sentence_transformers.{wrapper}"
+        lines.append(f'  load it: import pinscher; {how_to}("{folder}")')
     return lines

@@ -141,7 +141,10 @@ class Comparison:
         name = cell_name(task, variant, sparsity, seed)
         is_dense = self._method(variant) == DENSE
         axes = {n: values for n, values in self.tune.items() if not (is_dense and n in PRUNING | {"objective"})}
-        axes |= self._searched(task, variant) if self.search else {}
+        searched = self._searched(task, variant) if self.search else {}
+        if twice := next(iter(axes.keys() & searched.keys()), None):
+            raise InputError(f"--search tries values of {twice} for {variant}, --tune others: leave one of them out.")
+        axes |= searched
         trials = []
         for values in itertools.product(*axes.values()):
             tuned = dict(zip(axes, values, strict=True))

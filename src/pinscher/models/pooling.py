@@ -68,8 +68,8 @@ def _projection(sentences: Sentences, told: Projection) -> tuple[Tensor, Tensor 
     tensors = _tensors(sentences, told.folder)
     if "linear.weight" not in tensors:
         raise InputError(
-            f"{told.folder}/{WEIGHTS} has no linear.weight, or is missing: load the model with sentence-transformers and "
-            "save it again."
+            f"{told.folder}/{WEIGHTS} has no linear.weight, or is missing: load the model with "
+            "sentence-transformers and save it again."
         )
     return tensors["linear.weight"], tensors.get("linear.bias"), ACTIVATIONS[name]
 

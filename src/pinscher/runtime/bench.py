@@ -46,6 +46,13 @@ def available(wanted: list[str] | None = None) -> list[str]:
     return [name for name in engines.BUILD if not _missing(name)]
 
 
+def left_out() -> str:
+    """Which engines cannot run here, and how to install what they need; nothing if all can."""
+    found = {name: missing for name in engines.BUILD if (missing := _missing(name))}
+    packages = dict.fromkeys(itertools.chain.from_iterable(found.values()))
+    return f"not installed: {', '.join(found)} (pip install {' '.join(packages)})" if found else ""
+
+
 def _missing(engine: str) -> list[str]:
     """The packages that an engine needs and that are not installed."""
     return [name for name in engines.PACKAGES.get(engine, ()) if importlib.util.find_spec(name) is None]
@@ -233,16 +240,24 @@ def are_close(got: Any, wanted: Any) -> Any:
 
 
 def advice(report: dict[str, Any]) -> str:
-    """Which engine to use, in words."""
+    """Which engine to use, in words; and which of the dense ones, for those who stay with a dense model."""
     lines = []
     for shape, engines_ in report["latency"].items():
         fit = {n: f["p50_ms"] for n, f in engines_.items() if report["agreement"][n]["same"] >= AGREE}
         best = min(fit, key=fit.__getitem__)
+        dense = min((name for name in fit if engines.is_dense(name)), key=fit.__getitem__)
         gain = engines_["torch"]["p50_ms"] / fit[best]
         if best == "torch":
             lines.append(f"{shape}: stay with PyTorch; no engine with the same answers is faster.")
+        elif best == dense:
+            lines.append(f"{shape}: {best}, a dense engine, {gain:.1f} times as fast as PyTorch.")
         else:
-            lines.append(f"{shape}: {best}, {gain:.1f} times as fast as PyTorch.")
+            over = (
+                ""
+                if dense == "torch"
+                else f", and {fit[dense] / fit[best]:.1f} times as {dense}, the fastest dense one"
+            )
+            lines.append(f"{shape}: {best}, {gain:.1f} times as fast as PyTorch{over}.")
     left = [n for n, found in report["agreement"].items() if found["same"] < AGREE]
     if left:
         lines.append(

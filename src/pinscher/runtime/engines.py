@@ -29,6 +29,7 @@ Run = Callable[[Arrays], Arrays]
 FILES = {  # what an engine reads, below the folder of files
     "torch": "plain",
     "torch-bf16": "plain",
+    "torch-int8": "plain",
     "torch-compile": "plain",
     "onnxruntime": "onnx/model.onnx",
     "onnxruntime-int8": "onnx/dynamic.onnx",
@@ -36,9 +37,11 @@ FILES = {  # what an engine reads, below the folder of files
     "openvino-bf16": "openvino/fp32.xml",
     "openvino-int8": "openvino/int8.xml",
     "pinscher-fp32": "small-fp32",
+    "pinscher-w8a8": "small-int8",
     "pinscher": "small-int8",
 }
 PACKAGES = {  # what an engine needs besides torch
+    "torch-int8": ("torchao",),
     "onnxruntime": ("onnxruntime",),
     "onnxruntime-int8": ("onnxruntime",),
     "openvino": ("openvino",),
@@ -50,14 +53,22 @@ PACKAGES = {  # what an engine needs besides torch
 # ------------------------------------------------------------ engines
 
 
-def _torch(path: Path, threads: int, *, dtype: str = "float32", compiled: bool = False) -> Run:
+def _torch(path: Path, threads: int, *, dtype: str = "float32", compiled: bool = False, quantised: bool = False) -> Run:
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     names = transformers.AutoConfig.from_pretrained(path).architectures
     model: Any = getattr(transformers, names[0]).from_pretrained(path).to(getattr(torch, dtype)).eval()
+    if quantised:
+        _quantise_(model)
     return _torch_run(torch.compile(model) if compiled else model)
+
+
+def _quantise_(model: Any) -> None:
+    """What users of torchao do: weights in INT8 by rows, activations in INT8 by tokens, before torch.compile."""
+    torchao = importlib.import_module("torchao.quantization")
+    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
 
 
 def _torch_run(model: Any) -> Run:
@@ -113,6 +124,7 @@ def _openvino(path: Path, threads: int, precision: str = "f32") -> Run:
 BUILD: dict[str, Callable[[Path, int], Run]] = {
     "torch": _torch,
     "torch-bf16": lambda path, threads: _torch(path, threads, dtype="bfloat16"),
+    "torch-int8": lambda path, threads: _torch(path, threads, compiled=True, quantised=True),
     "torch-compile": lambda path, threads: _torch(path, threads, compiled=True),
     "onnxruntime": _onnxruntime,
     "onnxruntime-int8": _onnxruntime,
@@ -120,9 +132,15 @@ BUILD: dict[str, Callable[[Path, int], Run]] = {
     "openvino-bf16": lambda path, threads: _openvino(path, threads, "bf16"),
     "openvino-int8": _openvino,
     "pinscher-fp32": lambda path, threads: _pinscher(path, threads, "fp32"),
+    "pinscher-w8a8": lambda path, threads: _pinscher(path, threads, "w8a8"),
     "pinscher": lambda path, threads: _pinscher(path, threads, "auto"),
 }
 assert BUILD.keys() == FILES.keys()
+
+
+def is_dense(name: str) -> bool:
+    """Whether an engine multiplies zeros as it does other weights."""
+    return not name.startswith("pinscher")
 
 
 # ------------------------------------------------------------ messages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from pinscher import native
 from pinscher.errors import InputError
+from pinscher.runtime import cpus
 from pinscher.store import integers
 from pinscher.store.integers import Coded
 
@@ -35,22 +35,25 @@ def threads_of(threads: int | None) -> int:
 
     Threads wait awake for each other: two on one CPU would take it from each other.
     """
-    most = cpus()
     if threads is None:
-        torch = sys.modules.get("torch")
+        torch, most = sys.modules.get("torch"), cpus.sustained()
         return most if torch is None else min(torch.get_num_threads(), most)
+    most = cpus.allowed()
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         raise InputError(f"threads {threads!r} is not possible: give a number from 1 to {MOST_THREADS}.")
     if threads > most:
         plural = "" if most == 1 else "s"
         given = f"this process may use {most} CPU{plural}: the model gets {most} thread{plural}"
-        warnings.warn(f"threads={threads}, but {given}.", stacklevel=3)
+        warnings.warn(f"threads={threads}, but {given}.", stacklevel=_level_of_caller())
     return min(threads, most)
 
 
-def cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _level_of_caller() -> int:
+    """How many calls above the function that asks this is the first one from outside pinscher."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "pinscher":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class OutOfRangeError(InputError, IndexError):

@@ -44,6 +44,7 @@ def load(
     """
     if runtime not in RUNTIMES or mode not in choice.MODES:
         raise InputError(f"there are the runtimes {', '.join(RUNTIMES)} and the modes {', '.join(choice.MODES)}.")
+    count = kernels.threads_of(threads)
     folder = hub.stored_folder(model)
     folders.check(folder)
     kind, config = _class_of(folder, task)
@@ -62,7 +63,7 @@ def load(
             found = stored.coded(packed[f"{name}.weight"])
             return Weights(codes=found) if isinstance(found, Coded) else Weights(dense=found)
 
-        return assemble(made, source, mode, kernels.threads_of(threads))
+        return assemble(made, source, mode, count)
 
 
 def _class_of(folder: Path, task: Any) -> tuple[Any, Any]:

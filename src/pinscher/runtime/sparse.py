@@ -92,11 +92,11 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     if any(isinstance(module, SparseLinear | Layers) for module in model.modules()):
         raise InputError("the model is accelerated already: use it as it is, or accelerate the one it was made from.")
     count = kernels.threads_of(threads)
-    if native.core() is None:
-        return _twin(model)
     names = [matrix.path for matrix in matrices(model).values() if matrix.role == "matrix"]
     if not names:
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
+    if native.core() is None:
+        return _twin(model)
     bits = choice.bits_for(model, mode)
     if all(choice.kind_of(weights_of(model, name), bits) == "dense" for name in names):
         warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)

@@ -85,7 +85,7 @@ class TrainingConfig:
     average: bool = setting(False, "Average the weights over the cool-down.", group="Training")
     dropout: float | None = setting(
         None,
-        "Dropout while training, 0 for none; by default the model's own, as in the dense run that comes first.",
+        "Dropout while training, 0 for none; by default the model's own (texts without labels: none).",
         group="Training",
         takes=FRACTION,
     )

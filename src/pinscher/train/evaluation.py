@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 
@@ -14,6 +15,7 @@ from pinscher.prune.distillation import logits_of
 from pinscher.prune.sharding import is_managed
 from pinscher.train.batches import counted
 from pinscher.train.tasks import Outputs, Task
+from pinscher.train.tasks.task import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,16 @@ def answer(
         return task.generate(model, tokenizer, features, batch_size)
     outputs = outputs_of(model, features, task.collator(tokenizer), batch_size, task.kind)
     return task.answers(outputs, features, rows, labels)
+
+
+def with_reference(
+    model: Any, task: Task, tokenizer: Any, rows: Dataset, labels: Sequence[str], batch_size: int
+) -> Dataset:
+    """The rows with the answers of a model before it is pruned, if the task's scores compare with those."""
+    if not task.needs_reference or REFERENCE in rows.column_names:
+        return rows
+    answers = answer(model, task, tokenizer, rows, labels, batch_size)
+    return rows.add_column(REFERENCE, [np.asarray(one).tolist() for one in answers])
 
 
 def without_gradients(model: Any) -> Any:

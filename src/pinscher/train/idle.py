@@ -30,7 +30,14 @@ def _prunes_while_training(config: RunConfig) -> bool:
     return not config.is_dense and config.max_steps != 0
 
 
+def _chooses_steps(config: RunConfig) -> bool:
+    """Whether a number of steps is left open that a budget chooses."""
+    own = not config.is_dense and config.epochs is None and config.max_steps is None
+    return own or (config.needs_dense and config.dense_steps is None)
+
+
 RULES = (
+    Rule(("budget",), _chooses_steps, "pruning without --epochs or --max-steps, or a dense run without --dense-steps"),
     Rule(
         ("dense_steps", "dense_learning_rate"),
         lambda config: config.needs_dense,

@@ -18,7 +18,7 @@ from transformers import integrations
 from pinscher.errors import InputError
 from pinscher.prune import PruningConfig, Site, find_sites
 from pinscher.registry import did_you_mean
-from pinscher.train import data, pretrained
+from pinscher.train import data, evaluation, pretrained
 from pinscher.train.config import RunConfig
 from pinscher.train.processes import processes
 from pinscher.train.tasks import TASKS, Task
@@ -90,8 +90,18 @@ def make(config: RunConfig) -> Plan:
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     if config.teacher_start > steps > 0:
         raise InputError(f"--teacher-start {config.teacher_start:g} is after the end of the run, {steps} steps.")
-    _ = plan.pruning  # a schedule that cannot fit the steps is an error now, not after the model was loaded
+    _check_rewinds(plan)
     return plan
+
+
+def _check_rewinds(plan: Plan) -> None:
+    """Also checks that the schedule fits the steps: an error now, not after the model was loaded."""
+    pruning, count = plan.pruning, plan.config.lr_rewinds
+    if pruning is None or not plan.steps or not count:
+        return
+    schedule = pruning.make_schedule()
+    if count > (left := schedule.settled_at - schedule.warmup):
+        raise InputError(f"--lr-rewinds {count} does not fit: the model is pruned within {left} steps.")
 
 
 def splits_of(task: Task, config: RunConfig) -> data.Splits:
@@ -116,7 +126,7 @@ def with_reference(plan: Plan, model: Any) -> Plan:
     size = plan.config.eval_batch_size
 
     def marked(rows: Dataset) -> Dataset:
-        return plan.task.with_reference(rows, model, plan.tokenizer, size)
+        return evaluation.with_reference(model, plan.task, plan.tokenizer, rows, plan.labels, size)
 
     assert plan.splits.validation is not None
     tests = {name: marked(rows) for name, rows in plan.splits.tests.items()}
@@ -175,6 +185,8 @@ def _decided(config: RunConfig, task: Task, steps: int) -> RunConfig:
     }
     if task.teaches and config.distils and not config.is_dense:
         choices["teacher"] = config.model
+    if task.needs_reference:  # all that is learned is what the teacher says, and it says it without dropout
+        choices["dropout"] = 0.0
     chosen = {name: value for name, value in choices.items() if getattr(config, name) is None}
     # A run can be resumed from any directory.
     places = {name: chosen.get(name, getattr(config, name)) for name in PLACES}

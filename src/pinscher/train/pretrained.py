@@ -160,12 +160,14 @@ def with_adapters(model: Any, kind: str, rank: int, alpha: float | None) -> Any:
             f"{smallest.shape[1]}: give at most {min(smallest.shape)}."
         )
     heads = [n for n, m in model.named_children() if n != model.base_model_prefix and any(True for _ in m.parameters())]
+    if model.base_model is model:  # a bare encoder has no head
+        heads = []
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,  # type: ignore[arg-type, unused-ignore]
         lora_dropout=0.0,
         target_modules=[site.name for site in sites],
-        modules_to_save=None if kind.endswith("-lm") else heads,
+        modules_to_save=None if kind.endswith("-lm") else heads or None,
         fan_in_fan_out=any(site.transposed for site in sites),
     )
     with warnings.catch_warnings():  # peft uses an old name of transformers

@@ -42,6 +42,28 @@ def scores(queries: Any, corpus: Any, relevant: Sequence[set[int]]) -> dict[str,
     return summary(places)
 
 
+def reranked(queries: Sequence[str], likeness: Any, relevant: Any) -> dict[str, float]:
+    """The same scores and the mean average precision, where the texts of each query are ranked among themselves.
+
+    Only queries with texts of both kinds count; without any there are no scores.
+
+    Args:
+        queries: the query of each row.
+        likeness: the score of each row.
+        relevant: whether the text of each row is relevant.
+    """
+    rows: dict[str, list[int]] = {}
+    for i, query in enumerate(queries):
+        rows.setdefault(query, []).append(i)
+    likeness, relevant = np.asarray(likeness, dtype=np.float64), np.asarray(relevant, dtype=bool)
+    mixed = [some for some in rows.values() if relevant[some].any() and not relevant[some].all()]
+    if not mixed:
+        return {}
+    places = [ranks(likeness[some], set(np.flatnonzero(relevant[some]).tolist())) for some in mixed]
+    precision = [(np.arange(1, len(p) + 1) / p).mean() for p in places]
+    return {"map": _percent(np.mean(precision)), **summary(places)}
+
+
 def ranks(likeness: Any, relevant: set[int]) -> Any:
     """The places, from 1, of the relevant ones among all, the best first."""
     wanted = np.zeros(len(likeness), dtype=bool)

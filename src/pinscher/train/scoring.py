@@ -19,7 +19,7 @@ from pinscher.settings import COUNT, number
 from pinscher.train import data, pretrained
 from pinscher.train import folder as runfolder
 from pinscher.train.config import RunConfig
-from pinscher.train.evaluation import evaluate
+from pinscher.train.evaluation import evaluate, with_reference
 from pinscher.train.plan import evaluating_device, first, fitted, splits_of, task_of
 from pinscher.train.subject import DataConfig
 from pinscher.train.tasks import Task
@@ -141,9 +141,9 @@ def score(
 def _score(asked: Exam, folder: Path, meanwhile: Callable[[Scored], None] | None) -> Scored:
     model, config, task, tests = asked.config.model, asked.config, asked.task, asked.tests
     loaded = _loaded(asked, model)
-    if task.teaches and asked.reference is not None:
-        before = _loaded(asked, asked.reference)
-        tests = {n: task.with_reference(rows, before, asked.tokenizer, asked.batch_size) for n, rows in tests.items()}
+    if task.needs_reference and asked.reference is not None:
+        told = _loaded(asked, asked.reference), task, asked.tokenizer
+        tests = {name: with_reference(*told, rows, asked.labels, asked.batch_size) for name, rows in tests.items()}
     found = evaluate(loaded, task, asked.tokenizer, tests, asked.labels, asked.batch_size)
     written = tuple(task.write(answers, tests[name], folder, name) for name, answers in found.answers.items())
     scored = Scored(

@@ -331,6 +331,8 @@ class Sharded(Storage):
         model.config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
+        if hasattr(model, "write_beside"):  # the files of sentence-transformers
+            model.write_beside(folder)
         if student.tokenizer is not None:
             student.tokenizer.save_pretrained(str(folder))
 

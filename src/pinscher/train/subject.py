@@ -22,7 +22,7 @@ class Subject:
     )
     task: str = setting(
         DEMO_TASK,
-        "Task: the name of a benchmark, or classification, pairs, regression, tokens, qa, text, embeddings.",
+        "Task: the name of a benchmark, or classification, pairs, regression, tokens, qa, text, embeddings, reranking.",
         group="Run",
     )
 

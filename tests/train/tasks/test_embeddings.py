@@ -15,6 +15,7 @@ import pinscher
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
 from pinscher.train import plan, pretrained, scoring
+from pinscher.train.evaluation import answer
 from pinscher.train.tasks import TASKS
 from pinscher.train.tasks.embeddings import loss_of
 from tiny_command import outcome
@@ -139,7 +140,7 @@ def test_embeddings_equal_those_of_sentence_transformers(tmp_path, pooling):
     tokenizer = pretrained.load_tokenizer(str(folder))
     model = pretrained.load_model(str(folder), made, (), tokenizer, trained=True).eval()
     held = rows(query=TEXTS[:2], passage=TEXTS[2:])
-    said = made.answers(made._embedded(model, held, tokenizer, 3), held, held, ())
+    said = answer(model, made, tokenizer, held, (), 3)
     theirs = SentenceTransformer(str(folder), device="cpu")
     np.testing.assert_allclose([v[0] for v in said], theirs.encode_query(TEXTS[:2]), atol=1e-5)
     np.testing.assert_allclose([v[1] for v in said], theirs.encode_document(TEXTS[2:]), atol=1e-5)
@@ -167,10 +168,10 @@ def test_triplets_count_which_text_is_nearer():
 
 def test_texts_alone_are_scored_against_the_model_before():
     made, vectors = task(), np.random.default_rng(0).normal(size=(6, 4))
-    held = rows(text=list("abcdef"), reference=vectors.tolist())
+    held = rows(text=list("abcdef"), reference=vectors[:, None].tolist())
     assert made.scores([v[None] for v in 2 * vectors], held) == {"cosine": 100.0, "spearman": 100.0}
     assert made.scores([v[None] for v in -vectors], held)["cosine"] == -100.0
-    with pytest.raises(InputError, match="texts alone have no scores but those against the model before"):
+    with pytest.raises(InputError, match="rows without labels have no scores but those against the model before"):
         made.scores([v[None] for v in vectors], rows(text=list("abcdef")))
 
 
@@ -218,3 +219,43 @@ def test_a_student_of_texts_alone_stays_near_its_teacher(folder, tmp_path):
     assert long.sparsity == short.sparsity == pytest.approx(0.5, abs=1e-3)
     assert long.score > max(short.score, 95.0)
     assert long.scores["spearman"] > short.scores["spearman"]
+
+
+def test_adapters_can_be_trained_instead(folder, tmp_path):
+    told = settings(folder, tmp_path).to_dict() | {"recipe": "none", "lora_rank": 2, "learning_rate": 1e-2}
+    told |= {"objective": "self-regularization", "dense_start": False, "teacher": None}
+    result = pinscher.run(pinscher.RunConfig.from_dict(told))
+    assert result.sparsity == pytest.approx(0.5, abs=1e-3)
+    before, after = (
+        SentenceTransformer(str(p), device="cpu")[0].auto_model for p in (folder, tmp_path / "run" / "model")
+    )
+    assert torch.equal(before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight)
+    assert not torch.equal(before.encoder.layer[0].output.dense.weight, after.encoder.layer[0].output.dense.weight)
+
+
+def test_an_export_says_how_to_load_it(folder, tmp_path, capsys):
+    code, said, err = outcome(["export", folder, "--output", tmp_path / "small"], capsys)
+    assert code == 0, err
+    assert f'sentence_transformers.SentenceTransformer("{tmp_path / "small"}")' in said
+    code, _, err = outcome(["export", folder, "--output", tmp_path / "plain", "--format", "hf"], capsys)
+    assert code == 0, err
+    assert SentenceTransformer(str(tmp_path / "plain"), device="cpu").prompts == PROMPTS
+
+
+def test_scales_are_calibrated_on_rows_of_pairs(folder, tmp_path, capsys):
+    lines = [{"a": text, "b": f"{text} a"} for text in TEXTS * 4]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = [
+        "prune",
+        "--model",
+        folder,
+        "--task",
+        "embeddings",
+        "--train-file",
+        tmp_path / "pairs.jsonl",
+        "--no-export",
+    ]
+    words += ["--text-column", "a", "--text-column", "b", "--output", tmp_path / "run"]
+    assert outcome([*words, *(f"--{n.replace('_', '-')}={v}" for n, v in LEARNS.items())], capsys)[0] == 0
+    code, _, err = outcome(["export", tmp_path / "run", "--calibrate", "4"], capsys)
+    assert code == 0, err

@@ -154,7 +154,7 @@ FILES = {
     "squad": {"validation": "predictions_validation.json"},
     "qa": {"test": "predictions_test.json"},
     **{name: {"test": "predictions_test.tsv"} for name in ("classification", "pairs", "regression")},
-    **{name: {"test": "predictions_test.tsv"} for name in ("sts", "retrieval")},
+    **{name: {"test": "predictions_test.tsv"} for name in ("sts", "retrieval", "reranking")},
     "embeddings": {"test": "embeddings_test.npy"},
     **{name: {"test": "predictions_test.txt"} for name in ("conll2003", "tokens", "e2e", "dart", "webnlg", "text")},
 }
@@ -189,7 +189,8 @@ def check_predictions(task: str, path: Path) -> None:
         elif kind == "embeddings":
             assert all(-1 <= float(value) <= 1 for value in said)
         else:
-            assert all(len(value.partition(".")[2]) == 3 for value in said)
+            digits = 6 if task == "reranking" else 3
+            assert all(len(value.partition(".")[2]) == digits for value in said)
             assert task != "stsb" or all(0.0 <= float(value) <= 5.0 for value in said)
     elif kind == "spans":
         answers = json.loads(text)

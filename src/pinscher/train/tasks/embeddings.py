@@ -32,42 +32,42 @@ from transformers.utils.generic import ModelOutput
 from pinscher import files
 from pinscher.errors import InputError
 from pinscher.models import sentences, surgery
-from pinscher.models.inputs import evaluating
 from pinscher.models.pooling import Embedder
 from pinscher.models.sentences import Sentences
 from pinscher.train import formats, metrics, retrieval
 from pinscher.train.tasks.task import Outputs, Reader, Task, add, write_lines
+from pinscher.train.tasks.texts import Texts
 
 SHARPNESS = 20.0  # cosines are multiplied by it before the softmax, as in sentence-transformers
 SCORED = ("sentence1", "sentence2")
-REFERENCE = "reference"  # the column with the embeddings of the model before pruning
 LONGEST = 512  # tokens of a text where the model's files do not say
 MOST_PAIRED = 1000  # texts whose likenesses are compared, each with each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embeddings(Task):
-    """Makes a vector of each text.
+class Embeddings(Texts):
+    """Makes a vector of each text: of one, two or three columns. The score of two is how alike they are, -1 to 1.
 
     Args:
-        text_columns: one to three columns.
-        label_column: how alike two texts are, from -1 to 1; None for texts without scores.
         sentences: how the model makes embeddings.
     """
 
     main: str = "cosine"
-    test_splits: tuple[str, ...] = ("test",)
     text_columns: tuple[str, ...] = ("text",)
-    label_column: str | None = None
     sentences: Sentences = field(default_factory=Sentences)
 
     kind: ClassVar[str] = "embeddings"
     architecture: ClassVar[str] = "AutoModel"
-    teaches: ClassVar[bool] = True
     loads_as: ClassVar[str | None] = "SentenceTransformer"
     joins_texts: ClassVar[bool] = False
-    text_fields: ClassVar[tuple[str, ...]] = ("text_columns",)
-    label_field: ClassVar[str] = "label_column"
+
+    @property
+    def teaches(self) -> bool:
+        return True
+
+    @property
+    def needs_reference(self) -> bool:
+        return len(self.text_columns) == 1
 
     # ------------------------------------------------------------ rows
 
@@ -83,14 +83,6 @@ class Embeddings(Task):
         made = self.replace(text_columns=columns, main=main)
         return made if scored is None else made.replace(label_column=scored)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.text_columns if self.label_column is None else (*self.text_columns, self.label_column)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return self.text_columns
-
     def reader(self, suffix: str) -> Reader | None:
         return partial(_lines, column=self.text_columns[0]) if suffix == ".txt" else None
 
@@ -99,21 +91,6 @@ class Embeddings(Task):
         if self.label_column == "score" and "score" not in rows.column_names and "label" in rows.column_names:
             return rows.rename_column("label", "score")
         return rows
-
-    def lacks_labels(self, rows: Dataset) -> bool:
-        return self.label_column is not None and super().lacks_labels(rows)
-
-    def check(self, rows: Dataset, where: str) -> None:
-        super().check(rows, where)
-        for column in self.text_columns:
-            wrong = next((i for i, text in enumerate(rows[column][:]) if not isinstance(text, str)), None)
-            if wrong is not None:
-                raise InputError(f"{where}: row {wrong + 1} has no text in column {column!r}.")
-        if self.label_column is None:
-            return
-        for i, value in enumerate(rows[self.label_column][:]):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-                raise InputError(f"{where}: row {i + 1} has {value!r} in column {self.label_column!r}: not a number.")
 
     # ------------------------------------------------------------ the model
 
@@ -128,13 +105,6 @@ class Embeddings(Task):
         surgery.become_(model, surgery.subclass(type(model), SentenceModel))
         model.embedder = Embedder(self.sentences)
         return model
-
-    def check_dense(self) -> None:
-        if len(self.text_columns) == 1:
-            raise InputError(
-                "texts alone teach only what the model does already: there is nothing to learn in a dense run, so "
-                "leave --baseline and --method dense out, or give pairs of texts."
-            )
 
     # ------------------------------------------------------------ features
 
@@ -151,7 +121,7 @@ class Embeddings(Task):
             "parts": [[len(ids) for ids in row] for row in zip(*tokens, strict=True)],
         }
         if self.label_column is not None:
-            columns["labels"] = self._scores(rows)
+            columns["labels"] = self.targets(rows, -1, "a cosine is between -1 and 1")
         return Dataset.from_dict({**columns, "row": range(len(rows))})
 
     def _texts(self, rows: Dataset) -> list[list[str]]:
@@ -174,16 +144,6 @@ class Embeddings(Task):
         found: list[list[int]] = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         return found
 
-    def _scores(self, rows: Dataset) -> list[float]:
-        found = [float(value) for value in rows[self.label_column][:]]
-        worst = max(found, key=abs)
-        if abs(worst) > 1:
-            raise InputError(
-                f"column {self.label_column!r} has the score {worst:g}: a cosine is between -1 and 1, so divide all "
-                "scores by the highest one possible."
-            )
-        return found
-
     def collator(self, tokenizer: Any) -> Any:
         return Batches(tokenizer)
 
@@ -195,28 +155,11 @@ class Embeddings(Task):
         known = {text: vector for text, (vector,) in zip(_distinct(texts), outputs, strict=True)}
         return [np.stack([known[text] for text in row]) for row in zip(*texts, strict=True)]
 
-    def with_reference(self, rows: Dataset, model: Any, tokenizer: Any, batch_size: int) -> Dataset:
-        if len(self.text_columns) > 1 or REFERENCE in rows.column_names:
-            return rows
-        vectors = self.answers(self._embedded(model, rows, tokenizer, batch_size), rows, rows, ())
-        return rows.add_column(REFERENCE, [vector[0].tolist() for vector in vectors])
-
-    def _embedded(self, model: Any, rows: Dataset, tokenizer: Any, batch_size: int) -> Outputs:
-        features, collate = self.features(rows, tokenizer, (), training=False), self.collator(tokenizer)
-        found: list[Any] = []
-        with evaluating(model), torch.no_grad():
-            for start in range(0, len(features), batch_size):
-                batch = collate([features[i] for i in range(start, min(start + batch_size, len(features)))])
-                batch = {name: value.to(model.device) for name, value in batch.items()}
-                found += [(vector,) for vector in model(**batch).logits.float().cpu().numpy()]
-        return found
-
     def scores(self, answers: Sequence[Any], rows: Dataset) -> dict[str, float]:
         if len(self.text_columns) == 1:
             return self._likeness(np.stack(answers)[:, 0], rows)
         if self.label_column is not None:
-            true = [float(value) for value in rows[self.label_column][:]]
-            said = self._compared(answers)
+            said, true = self._compared(answers), self.true(rows)
             return {"spearman": metrics.spearman(said, true), "pearson": metrics.pearson(said, true)}
         found = self._found(answers, rows)
         if len(self.text_columns) == 3:
@@ -226,12 +169,7 @@ class Embeddings(Task):
 
     def _likeness(self, vectors: Any, rows: Dataset) -> dict[str, float]:
         """How like those of the model before pruning the embeddings are, and what they say of pairs of texts."""
-        if REFERENCE not in rows.column_names:
-            raise InputError(
-                "texts alone have no scores but those against the model before pruning, which only a run knows: "
-                "evaluate on --task sts or --task retrieval."
-            )
-        true = np.asarray(rows[REFERENCE][:])
+        true = self.referred(rows, "--task sts or --task retrieval")[:, 0]
         mine, theirs = retrieval.unit(vectors[:MOST_PAIRED]), retrieval.unit(true[:MOST_PAIRED])
         found = {"cosine": retrieval.mean_cosine(vectors, true)}
         pairs = np.triu_indices(len(mine), 1)
@@ -315,7 +253,10 @@ class SentenceModel:
     def save_pretrained(self, save_directory: str | Path, **settings: Any) -> None:
         """The model's own files, with those of sentence-transformers beside them."""
         super().save_pretrained(save_directory, **settings)  # type: ignore[misc]
-        files.fill(save_directory, self.embedder.sentences.files)
+        self.write_beside(save_directory)
+
+    def write_beside(self, folder: str | Path) -> None:
+        files.fill(folder, self.embedder.sentences.files)
 
 
 def loss_of(vectors: Tensor, texts: int, scores: Tensor | None) -> Tensor:

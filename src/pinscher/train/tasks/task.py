@@ -23,6 +23,7 @@ from pinscher.registry import Registry
 from pinscher.train import formats
 
 UNLABELLED = -1  # the label of a row with a secret label
+REFERENCE = "reference"  # the column with the answers of the model before it is pruned
 Reader = formats.Reader  # a file's text and its name for messages -> columns
 Outputs = Sequence[tuple[np.ndarray, ...]]  # for each feature its logits; for spans start and end
 
@@ -53,7 +54,6 @@ class Task(ABC):
     architecture: ClassVar[str]  # the class that loads the model, e.g. AutoModelForSequenceClassification
     generates: ClassVar[bool] = False  # whether answers are generated (`generate`), not read off logits (`answers`)
     judged_by_loss: ClassVar[bool] = False  # whether validation uses the loss, because answers take too long to make
-    teaches: ClassVar[bool] = False  # whether the model, as it is before it is pruned, is the default teacher
     loads_as: ClassVar[str | None] = None  # the class of sentence-transformers that is to load the result
     joins_texts: ClassVar[bool] = True  # whether the texts of a row are one input of the model
     text_fields: ClassVar[tuple[str, ...]]  # the fields that --text-column sets, in this order
@@ -63,6 +63,16 @@ class Task(ABC):
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns that rows must have; the label is the last."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the model, as it is before it is pruned, is the default teacher."""
+        return False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether scores compare with the answers of the model before it is pruned, in the column REFERENCE."""
+        return False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -80,10 +90,6 @@ class Task(ABC):
     def check_dense(self) -> None:
         """Raises InputError if there is nothing to learn without a teacher."""
         return
-
-    def with_reference(self, rows: Dataset, model: Any, tokenizer: Any, batch_size: int) -> Dataset:
-        """Test rows with the answers of the model before it is pruned, if that is what scores compare with."""
-        return rows
 
     def bundled(self) -> Mapping[str, Dataset]:
         """The splits of a data set from an installed package; empty for most tasks."""
