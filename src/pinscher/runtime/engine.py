@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, overload
 
@@ -43,7 +43,7 @@ DOES = {
     "tokens": "tokens",
     "answers": "answer",
 }
-IDENTITY = "Identity"
+IDENTITY, SIGMOID = "Identity", "Sigmoid"  # what a cross-encoder may do with its scores
 
 
 class Engine:
@@ -209,11 +209,20 @@ class Engine:
         return [Rank(int(number), float(scores[number])) for number in order]
 
     def _is_raw(self) -> bool:
-        """Whether a cross-encoder's config says that its scores are used as they are."""
+        """Whether a cross-encoder's config says that its scores are used as they are.
+
+        Raises:
+            InputError: if it says something else than that, or a sigmoid.
+        """
         told = self.config.__dict__.get("sentence_transformers")
         named = told.get("activation_fn") if isinstance(told, dict) else None
         named = named or self.config.__dict__.get("sbert_ce_default_activation_function")
-        return isinstance(named, str) and named.endswith(IDENTITY)
+        if named is not None and (not isinstance(named, str) or named.rpartition(".")[2] not in (IDENTITY, SIGMOID)):
+            raise InputError(
+                f"{self.folder} puts scores through {str(named)[:80]}: rerank knows {SIGMOID} and {IDENTITY}; ask for "
+                "raw scores."
+            )
+        return named is not None and named.endswith(IDENTITY)
 
     @overload
     def tokens(self, texts: str) -> list[Span]: ...
@@ -291,6 +300,8 @@ class Engine:
             types: their types, for models that read them.
             normalize: for embeddings, see `encode`.
         """
+        if not isinstance(ids, list | tuple | np.ndarray) or not isinstance(types, list | tuple | np.ndarray | None):
+            raise InputError("rows of tokens are lists of lists of token ids.")
         if self.task not in ("classification", "embeddings"):
             raise InputError(f"{self.folder} gives vectors for tokens, not for texts: use {DOES[self.task]}.")
         if self._embedder is None:
@@ -300,6 +311,7 @@ class Engine:
 
     def _vectors(self, ids: list[list[int]], types: list[list[int]] | None, tail: Tail | None) -> Array:
         assert tail is not None
+        self._check_rows(ids, types)
         core, parts = self._model.core, []
         for start, end in _chunks([len(row) for row in ids]):
             some = None if types is None else types[start:end]
@@ -308,6 +320,23 @@ class Engine:
             _check_range("input_ids", indices[0], self.config.vocab_size)
             parts.append(core.run(None, indices, rows, first=tail.pooling == "first", tail=tail).last)
         return np.concatenate(parts) if parts else np.empty((0, tail.features), np.float32)
+
+    def _check_rows(self, ids: list[list[int]], types: list[list[int]] | None) -> None:
+        """The core reads as many tokens as rows say they have, and trusts it."""
+        for number, row in enumerate(ids):
+            _check_row(f"row {number}", row)
+            if not 0 < len(row) <= self.longest:
+                raise InputError(f"row {number} has {len(row)} tokens: the model takes 1 to {self.longest}.")
+        if types is None:
+            return
+        if len(types) != len(ids):
+            raise InputError(f"there are {len(ids)} rows, and types for {len(types)}: give one list for each.")
+        for number, (row, kinds) in enumerate(zip(ids, types, strict=True)):
+            _check_row(f"types of row {number}", kinds)
+            if len(kinds) != len(row):
+                raise InputError(f"row {number} has {len(row)} tokens and {len(kinds)} types: give one for each.")
+            if self.config.family.has_token_types:
+                _check_range("token types", np.asarray(kinds), self.config.type_vocab_size)
 
     def run(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: None = None
@@ -375,7 +404,7 @@ def _listed(texts: Any) -> tuple[bool, list[Any]]:
 
 
 def _list_of(texts: Any) -> list[Any]:
-    if isinstance(texts, str | bytes) or not hasattr(texts, "__iter__"):
+    if isinstance(texts, str | bytes | Mapping | Set) or not hasattr(texts, "__iter__"):  # which have no texts in order
         raise InputError(f"{type(texts).__name__} is no list of texts: give a list.")
     return list(texts)
 
@@ -401,6 +430,15 @@ def shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
         return np.ascontiguousarray(short)
     length = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
     return np.asarray(short / length, np.float32)
+
+
+def _check_row(name: str, row: Any) -> None:
+    try:
+        found = np.asarray(row)
+    except (TypeError, ValueError, OverflowError):
+        found = np.empty((0, 0))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(f"{name}: give a list of token ids, which are whole numbers.")
 
 
 def _integers(name: str, given: Any, shape: tuple[int, int] | None = None) -> Array:
