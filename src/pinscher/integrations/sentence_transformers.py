@@ -118,9 +118,9 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     Args:
         model: a transformers model with zeros in the matrices of its blocks, or a SentenceTransformer or CrossEncoder
             with such a model inside.
-        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "auto": the same, with fp32 for every matrix that
-            would suffer; or "w8a8": activations of 8 bits too, for matrices in 1x4 blocks or without zeros, with 16
-            bits or fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
+        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "w8a8": activations of 8 bits too, where that is
+            faster, as for matrices in 1x4 blocks or without zeros; or "auto": the same, with activations of 16 bits or
+            fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
         threads: how many to use; as many as torch does if not given.
 
     Raises:

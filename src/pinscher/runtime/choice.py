@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from pinscher.store.streams import DamagedError
 
 Array = NDArray[Any]
 Lazy = Callable[[], Weights]  # a matrix, read when it is asked for
-BITS = {"auto": 16, "int8": 16, "w8a8": 8, "fp32": 32}  # of activations, at least
-GUARDED = ("auto", "w8a8")  # modes in which a matrix that suffers gets more bits
+BITS = {"auto": 8, "int8": 16, "w8a8": 8, "fp32": 32}  # of activations, at least
+GUARDED = ("auto",)  # modes in which a matrix that suffers gets more bits
 LIMIT = 0.02  # how far int8 may move the last hidden state; see docs/runtime.md for what that means for predictions
 MODES = tuple(BITS)
 SAMPLE = 64  # tokens that are looked at for it
@@ -34,6 +34,12 @@ def kind_of(weights: Weights, bits: int) -> str:
     least = bits if weights.shape[1] <= core().MOST_INPUTS else max(bits, 16)
     allowed = [name for name, kind in KINDS.items() if kind.bits >= least]
     return min(allowed, key=lambda name: costs[name] * getattr(counts, KINDS[name].units))
+
+
+def gains(weights: Iterable[Weights], bits: int, mode: str) -> bool:
+    """Whether a model has a matrix to make fast. Without zeros only int8 activations do, where they are asked for."""
+    least = max(bits, 16) if mode in GUARDED else bits
+    return any(kind_of(some, least) != "dense" for some in weights)
 
 
 def bits_for(model: Any, mode: str) -> int:
@@ -105,21 +111,25 @@ def correct_(packed: list[Any], weights: list[Lazy], hidden: Callable[[list[Any]
     ]
     wanted = hidden(exact)
 
-    def off(mixed: list[Any]) -> float:
-        return float(np.linalg.norm(hidden(mixed) - wanted) / np.linalg.norm(wanted))
+    def off(mixed: list[Any], by: Array) -> float:
+        return float(np.linalg.norm(hidden(mixed) - by) / np.linalg.norm(wanted))
 
     for bits in (16, 32):
-        if off(packed) <= LIMIT:
+        if off(packed, wanted) <= LIMIT:
             return
         places = [number for number, matrix in enumerate(packed) if KINDS[matrix.kind].bits < bits]
-        better = {number: exact[number] if bits == 32 else _precise(weights[number], bits) for number in places}
-        gain = {}
+        if bits == 32:
+            better = exact
+        else:
+            better = [_precise(weights[n], bits) if n in places else matrix for n, matrix in enumerate(packed)]
+        best, gain = hidden(better), {}
         for number in places:
-            hurt = off([*exact[:number], packed[number], *exact[number + 1 :]])
-            gain[number] = hurt**2 / max(_cost(better[number]) - _cost(packed[number]), 1e-3 * _cost(packed[number]))
+            hurt = off([*better[:number], packed[number], *better[number + 1 :]], best)
+            cost = _cost(better[number]) - _cost(packed[number])
+            gain[number] = hurt**2 / max(cost, 1e-3 * _cost(packed[number]))
         for number in sorted(places, key=lambda number: -gain[number]):
             packed[number] = better[number]
-            if off(packed) <= LIMIT:
+            if off(packed, wanted) <= LIMIT:
                 return
 
 

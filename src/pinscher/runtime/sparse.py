@@ -77,9 +77,9 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
 
     Args:
         model: a transformers model with zeros in the matrices of its blocks.
-        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "auto": the same, with fp32 for every matrix that
-            would suffer; or "w8a8": activations of 8 bits too, for matrices in 1x4 blocks or without zeros, with 16
-            bits or fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
+        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "w8a8": activations of 8 bits too, where that is
+            faster, as for matrices in 1x4 blocks or without zeros; or "auto": the same, with activations of 16 bits or
+            fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
         threads: how many to use; as many as torch does if not given.
 
     Raises:
@@ -97,8 +97,7 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
         raise InputError("the model has no matrices in blocks: there is nothing to make fast.")
     if native.core() is None:
         return _twin(model)
-    bits = choice.bits_for(model, mode)
-    if all(choice.kind_of(weights_of(model, name), bits) == "dense" for name in names):
+    if not choice.gains((weights_of(model, name) for name in names), choice.bits_for(model, mode), mode):
         warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)
         return _twin(model)
     return assemble(_twin(model), lambda name: weights_of(model, name), mode, count)
