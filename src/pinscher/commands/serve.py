@@ -46,13 +46,13 @@ def command(
     }
     import uvicorn
 
-    from pinscher.runtime.kernels import cpus
+    from pinscher.runtime import cpus
     from pinscher.serve import app
 
     settings = app.Settings(
         named(models),
         mode,
-        told or max(1, cpus() // count),
+        told or max(1, cpus.sustained() // count),
         api_key=api_key or os.environ.get("PINSCHER_API_KEY") or None,
         **limits,
     )
