@@ -13,7 +13,8 @@ import import_graph
 SOURCE = import_graph.SOURCE
 # Which rooms a room may import from; a top-level file is a room of its own. `prune` stands alone on torch.
 GROUND = {"errors", "extras", "files", "locks", "native", "registry", "runfolder", "settings"}
-ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "integrations", "commands"}
+ROOMS = {"models", "prune", "train", "compare", "store", "runtime", "report", "inspect", "integrations", "serve"}
+ROOMS |= {"commands"}
 MAY_IMPORT = {
     "__init__": {"extras", "integrations", "models", "prune", "train", "store", "runtime"},
     "__main__": {"commands"},
@@ -33,6 +34,7 @@ MAY_IMPORT = {
     "store": GROUND | {"models"},
     "runtime": GROUND | {"models", "store"},
     "integrations": GROUND | {"models", "store", "runtime"},
+    "serve": GROUND | {"models", "runtime"},
     "report": GROUND | {"models"},
     "inspect": GROUND | {"models"},
     "commands": GROUND | ROOMS - {"commands"},
@@ -133,7 +135,9 @@ def test_importing_the_package_is_light():
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["eval"], ["export"], ["bench"], ["report"], ["inspect"]], ids=lambda words: " ".join(words) or "-"
+    "words",
+    [[], ["eval"], ["export"], ["bench"], ["serve"], ["report"], ["inspect"]],
+    ids=lambda words: " ".join(words) or "-",
 )
 def test_help_is_light(words):
     """Only prune and compare need torch for it: their flags name all methods."""

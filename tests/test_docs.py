@@ -56,15 +56,19 @@ HUB = (
 )  # folders of these names are found before the hub
 FILLED = ["--model", "./my-model", "--task", "sst2", "--data", "glue/SST-2"]  # what … stands for
 
+CURL = """curl localhost:8080/predict -H 'content-type: application/json' -d '{"inputs": "a gripping, funny film"}'"""
 # Blocks that are not run here, by page and first line, and why.
 NOT_RUN = {
     ("docs/guides/processes.md", "import torch.distributed as dist"): "needs torchrun's processes; tiny_sharded.py",
+    ("docs/serve.md", 'client = openai.OpenAI(base_url="http://localhost:8080/v1", api_key="none")'): "test_app.py",
+    ("docs/serve.md", CURL): "needs a server; test_app.py",
     ("README.md", "dense   pruned   stored"): "output of the command above it, kept in benchmarks/results/demo.txt",
     ("README.md", "import torch, pinscher"): "test_readme.py runs it and compares what it prints",
 }
 # Commands that are only parsed, by a word in them, and why.
 PARSED = {
     "bench": "times engines in processes of their own",
+    "serve": "runs until it is stopped; test_app.py",
     "compare": "trains for hours; test_compare.py",
     "--push-to-hub": "needs the hub",
     "onnx": "test_onnx.py",

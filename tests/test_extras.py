@@ -78,3 +78,11 @@ def test_other_missing_modules_stay_errors_of_their_own():
     found = without(["numpy"], "import pinscher\npinscher.Engine")
     assert "ModuleNotFoundError" in found.stderr
     assert "pinscher[" not in found.stderr
+
+
+def test_serving_without_its_extra():
+    code = "sys.argv = ['pinscher', 'serve', '.']\nfrom pinscher.commands.app import main\nmain()"
+    found = without(["fastapi", "uvicorn"], code)
+    assert found.returncode == 2
+    wanted = "error: this command needs uvicorn, which is not installed: pip install 'pinscher[serve]'."
+    assert found.stderr.strip() == wanted

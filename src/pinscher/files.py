@@ -97,6 +97,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
 def fill(folder: str | os.PathLike[str], contents: Mapping[str, bytes]) -> None:
     """Puts files into a folder that `whole` gave, by their paths in it."""
     for name, content in contents.items():
+        assert not Path(name).is_absolute(), name
+        assert ".." not in Path(name).parts, name
         path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -9,8 +9,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 import pinscher
 from pinscher.errors import InputError
@@ -158,6 +165,27 @@ def test_pinscher_may_be_imported_last(folders):
         "print(hasattr(model[0].auto_model, 'fast_layers'))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "True"
+
+
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+DISTIL = {"dim": 48, "n_layers": 2, "n_heads": 2, "hidden_dim": 96}
+
+
+@pytest.mark.parametrize("name", ["DistilBert", "MPNet", "XLMRoberta", "Electra"])
+def test_other_families_of_encoders_are_fast_too(tmp_path, name):
+    folder = sentence_encoder(tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(folder).vocab_size
+    sizes = DISTIL if name == "DistilBert" else SIZES | ({"embedding_size": 48} if name == "Electra" else {})
+    config = getattr(transformers, f"{name}Config")(vocab_size=words, max_position_embeddings=64, **sizes)
+    config.pad_token_id, config.initializer_range = 0, 0.1
+    torch.manual_seed(0)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
+    dense = SentenceTransformer(str(folder), device="cpu")
+    prune_(dense[0].auto_model)
+    pinscher.save_pretrained(dense, tmp_path / "small", values="fp32")
+    fast = SentenceTransformer(str(tmp_path / "small"), device="cpu")
+    assert isinstance(fast[0].auto_model, FastEncoder)
+    near(fast.encode(TEXTS), dense.encode(TEXTS))
 
 
 # ------------------------------------------------------------ several processes

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from pinscher.errors import InputError
@@ -56,3 +57,21 @@ def test_damaged_or_missing_weights_of_a_projection_are_named(tmp_path):
     weights.unlink()
     with pytest.raises(InputError, match=r"2_Dense/model\.safetensors has no linear\.weight, or is missing"):
         Embedder(sentences.read(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("linear.weight", torch.full((8, 48), float("nan")), "values that are not finite"),
+        ("linear.bias", torch.full((8,), float("inf")), "values that are not finite"),
+        ("linear.weight", torch.ones(8, 47), "does not hold a dense layer for 48 features"),
+        ("linear.weight", torch.ones(8), "does not hold a dense layer"),
+        ("linear.weight", torch.ones(8, 48, dtype=torch.int64), "does not hold a dense layer"),
+        ("linear.bias", torch.ones(7), "a bias that does not fit"),
+    ],
+)
+def test_a_projection_that_does_not_fit_is_refused_before_training(tmp_path, name, value, message):
+    path = sentence_encoder(tmp_path, dense=8) / "2_Dense" / "model.safetensors"
+    save_file(load_file(path) | {name: value}, path)
+    with pytest.raises(InputError, match=message):
+        Embedder(sentences.read(str(tmp_path)), 48)

@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -15,9 +14,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 import tiny_reports
 from pinscher.commands import bench as benching
 from pinscher.report import bitmaps, facts, page
+from tiny_browser import chromium
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
 DESK, PHONE = (1280, 900), (390, 844)
 
 
@@ -43,21 +41,8 @@ def pages(folders, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.fail(
-            "this test needs Chromium and its driver: apt-get install chromium chromium-driver, or `make browser`"
-        )
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in [*QUIET.split(), "--headless=new", "--no-sandbox", "--disable-sync", f"--user-data-dir={profile}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from pinscher import __version__
-from pinscher.commands import bench, compare, evaluate, export, inspect, prune, report
+from pinscher.commands import bench, compare, evaluate, export, inspect, prune, report, serve
 from pinscher.commands.console import plainly
 from pinscher.commands.flags import with_flags
 from pinscher.extras import naming_extras
@@ -53,10 +53,11 @@ def make(group: type[TyperGroup], settings: type[Any] | None) -> typer.Typer:
         "eval": with_flags(evaluate.command, DataConfig, only=evaluate.DATA),
         "export": export.command,
         "bench": bench.command,
+        "serve": serve.command,
         "report": report.command,
         "inspect": with_flags(inspect.command, DataConfig, only=inspect.DATA),
     }
-    for name in ("prune", "eval", "compare", "export", "bench", "report", "inspect"):
+    for name in ("prune", "eval", "compare", "export", "bench", "serve", "report", "inspect"):
         app.command(name=name)(commands[name])
     return app
 

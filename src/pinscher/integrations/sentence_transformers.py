@@ -82,9 +82,11 @@ def _holding_(fast: Any) -> Any:
 
 
 def _become_(model: Any, fast: Any) -> None:
+    from pinscher.models import surgery
+
     config = model.config
     model.__dict__ = fast.__dict__
-    model.__class__ = type(fast)
+    surgery.become_(model, type(fast))
     model.config = config  # with what the caller has set
 
 

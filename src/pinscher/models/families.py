@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+LEAST_KNOWN = 0.5  # of the embedding's rows, by a tokenizer: padding to a round number takes a small part of them
 NO_LIMIT = 1 << 20  # positions of a model without a limit
 
 
@@ -282,6 +283,22 @@ def decoders() -> list[str]:
 def max_positions(config: Any) -> int:
     """How many tokens a model has positions for; NO_LIMIT where its config does not say."""
     return int(getattr(config, "max_position_embeddings", None) or NO_LIMIT) - first_position(config)
+
+
+def check_padding(config: Any, place: Any) -> None:
+    """Refuses a padding token that leaves no position for any token.
+
+    Raises:
+        InputError: naming the place of the config.
+    """
+    family, told = family_of(config), getattr(config, "pad_token_id", None)
+    if family is None or not family.counts_from_padding or family.padding is not None or told is None:
+        return
+    if type(told) is not int or not 0 <= told < config.vocab_size or max_positions(config) < 1:
+        raise InputError(
+            f"{place} has pad_token_id = {str(told)[:40]}: it must be a token of the vocabulary, and leave positions "
+            "for tokens, which are counted from it."
+        )
 
 
 def first_position(config: Any) -> int:

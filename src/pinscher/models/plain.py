@@ -5,12 +5,13 @@ Knows the families whose layers run in native code, as base models and with the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pinscher.errors import InputError
-from pinscher.models.families import FAMILIES, Family, native_family, type_of
+from pinscher.models.families import FAMILIES, Family, check_padding, native_family, type_of
 
 # What classes of transformers are for, by the end of their names.
 TASKS = {
@@ -60,6 +61,7 @@ class PlainConfig:
         self.task, self.kind = self._task()
         for name in self._sizes():
             self._check_size(name)
+        check_padding(self, place)
         if self.width % self.heads:
             raise InputError(f"{place}: {self.width} features are no multiple of {self.heads} attention heads.")
         if not isinstance(self.__dict__.get(row.activation), str) or native_family(self) is None:
@@ -73,11 +75,19 @@ class PlainConfig:
         name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
         for ending, task in TASKS.items():
             if name.endswith(ending) and "For" not in name.removesuffix(ending):
+                self._check_class(name.removesuffix(ending))
                 return task, ending
         raise InputError(
             f"{self.place} says that it is {name[:80]!r}: without PyTorch there are classifiers of texts or tokens, "
             "models that answer questions, and base models. Use pinscher.load, after pip install 'pinscher[train]'."
         )
+
+    def _check_class(self, start: str) -> None:
+        """Refuses another family's class: it would read the weights in another way."""
+        if start.lower() != re.sub("[-_]", "", self.family_name):
+            raise InputError(
+                f"{self.place} says that it is {start[:80]!r} and of type {self.family_name!r}: correct one of them."
+            )
 
     def _sizes(self) -> list[str]:
         row = self.family

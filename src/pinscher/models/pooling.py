@@ -47,9 +47,14 @@ def pooled(states: Tensor, mask: Tensor, how: str) -> Tensor:
 class Embedder:
     """All that follows the layers: pooling, projections, normalisation. Its own weights are never trained."""
 
-    def __init__(self, sentences: Sentences) -> None:
+    def __init__(self, sentences: Sentences, width: int = 0) -> None:
+        """`width`: features of a token; 0 if they are not known, and the first projection is not checked."""
         self.sentences = sentences
-        self.projections = [_projection(sentences, projection) for projection in sentences.projections]
+        self.projections: list[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]] = []
+        inputs = width * len(sentences.pooling)
+        for told in sentences.projections:
+            self.projections.append(_projection(sentences, told, inputs))
+            inputs = len(self.projections[-1][0])
 
     def __call__(self, states: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
@@ -61,7 +66,9 @@ class Embedder:
         return F.normalize(found, dim=-1) if self.sentences.normalizes else found
 
 
-def _projection(sentences: Sentences, told: Projection) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
+def _projection(
+    sentences: Sentences, told: Projection, inputs: int
+) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
     name = told.activation.rpartition(".")[2] or "Tanh"  # sentence-transformers' own default
     if name not in ACTIVATIONS:
         raise InputError(f"{told.folder} has the activation {name}: there are {', '.join(ACTIVATIONS)}.")
@@ -71,7 +78,14 @@ def _projection(sentences: Sentences, told: Projection) -> tuple[Tensor, Tensor 
             f"{told.folder}/{WEIGHTS} has no linear.weight, or is missing: load the model with "
             "sentence-transformers and save it again."
         )
-    return tensors["linear.weight"], tensors.get("linear.bias"), ACTIVATIONS[name]
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
+    if weight.dim() != 2 or not weight.is_floating_point() or (inputs and weight.shape[1] != inputs):
+        raise InputError(f"{told.folder}/{WEIGHTS} does not hold a dense layer for {inputs or 'its'} features.")
+    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_floating_point()):
+        raise InputError(f"{told.folder}/{WEIGHTS} has a bias that does not fit its dense layer.")
+    if not all(bool(tensor.isfinite().all()) for tensor in (weight, bias) if tensor is not None):
+        raise InputError(f"{told.folder}/{WEIGHTS} holds values that are not finite (NaN or infinity): copy it again.")
+    return weight, bias, ACTIVATIONS[name]
 
 
 def _tensors(sentences: Sentences, folder: str) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ subclass with its parent's name, as in torch's parametrizations and FSDP2.
 
 Its users: runtime/sparse.py mixes native layers into a copy of an encoder, and lets a copy of a classifier tell its
 encoder that only first tokens are read; prune/snapshot.py expands a packed matrix while a teacher reads it, and then
-restores the class; train/tasks/embeddings.py lets a base model give embeddings.
+restores the class; train/tasks/embeddings.py lets a base model give embeddings; integrations/sentence_transformers.py
+makes a model that its library loaded the fast one, in place.
 
 Two other devices change the behaviour of foreign code; each is beside the only code that it serves. The context
 variable ONLY_FIRST (runtime/encoder.py) tells a base model what its caller reads: it belongs to one call, not to a

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinscher import native
+from pinscher.errors import InputError
 from pinscher.models.families import ACTIVATIONS, Family, family_of, first_position
 from pinscher.runtime import kernels
 from pinscher.runtime.packing import Rows
@@ -21,6 +22,7 @@ Array = NDArray[Any]
 Parameters = Callable[
     [str], "Array | None"
 ]  # a parameter in fp32 by its name below the base model; None if there is none
+LEAST_BUCKETS = 4  # rows of such a table: one for a single distance, one for all others, on each side
 FAR = 128  # tokens apart from which on all are equally far for a table of relative biases
 
 
@@ -153,6 +155,8 @@ def build(config: Any, family: Family, packed: list[list[Any]], get: Parameters,
     encoder = kernels.core().Encoder(width, heads, ACTIVATIONS[getattr(config, family.activation)], made)
     if family.relative_bias:
         table = _there(get, f"{family.relative_bias}.weight")
+        if len(table) < LEAST_BUCKETS:
+            raise InputError(f"{family.relative_bias} has {len(table)} rows: distances need {LEAST_BUCKETS} or more.")
         encoder.set_relative(relative_table(table, config.max_position_embeddings))
     tables = [_there(get, f"{name}.weight") for name in family.embeddings]
     scale, shift = (_there(get, f"{family.embeddings_norm}.{part}") for part in NORM)

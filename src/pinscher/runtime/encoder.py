@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from pinscher.errors import InputError
 from pinscher.models import surgery
-from pinscher.models.families import FAMILIES, Family, type_of
+from pinscher.models.families import FAMILIES, Family, check_padding, type_of
 from pinscher.runtime import guards, packing
 from pinscher.runtime.core import Core, Norms, build
 
@@ -244,6 +244,7 @@ def native_layers(base: Any, family: Family, packed: list[list[Any]], threads: i
         found = parameters.get(name)
         return None if found is None else found.detach().float().contiguous().numpy()
 
+    check_padding(base.config, f"the config of {type(base).__name__}")
     first = base.get_submodule(family.layers)[0] if packed else None
     own = base.get_submodule(family.embeddings_norm).eps
     of_layers = own if first is None else first.get_submodule(family.attention_norm).eps

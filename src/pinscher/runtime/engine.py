@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, overload
 
@@ -43,7 +43,7 @@ DOES = {
     "tokens": "tokens",
     "answers": "answer",
 }
-IDENTITY = "Identity"
+IDENTITY, SIGMOID = "Identity", "Sigmoid"  # what a cross-encoder may do with its scores
 
 
 class Engine:
@@ -160,22 +160,31 @@ class Engine:
             truncate: cut texts that are too long for the model, with a warning; else they are an error.
         """
         told, tails = self._embedding("encode")
+        one, some = _listed(texts)
+        if not all(isinstance(text, str) for text in some):
+            raise InputError("embeddings are made of single texts: give strings.")
+        encoded = self._encoded(self.prompted(some, prompt, prompt_name), truncate)
+        wanted = told.normalizes if normalize is None else bool(normalize)
+        found = self._vectors(encoded.ids, encoded.types, tails[wanted])
+        if dimensions is not None:
+            found = shortened(found, dimensions, wanted)
+        return found[0] if one else found
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the model's embeddings have unit length by default."""
+        return self._embedding("normalizes").told.normalizes
+
+    def prompted(self, texts: Sequence[str], prompt: str | None, prompt_name: str | None) -> list[str]:
+        """Texts as an embedding model reads them, behind a prompt; for the arguments see `encode`."""
+        told = self._embedding("encode").told
         if prompt_name is not None:
             if prompt is not None or prompt_name not in told.prompts:
                 named = ", ".join(told.prompts) or "none"
                 raise InputError(f"prompt_name {prompt_name!r}: give it alone; the model's prompts: {named}.")
             prompt = told.prompts[prompt_name]
         before = told.prompt_for("") if prompt is None else prompt
-        one, some = _listed(texts)
-        if not all(isinstance(text, str) for text in some):
-            raise InputError("embeddings are made of single texts: give strings.")
-        some = [before + (text.lower() if told.lowers else text) for text in some]
-        encoded = self._encoded(some, truncate)
-        wanted = told.normalizes if normalize is None else bool(normalize)
-        found = self._vectors(encoded.ids, encoded.types, tails[wanted])
-        if dimensions is not None:
-            found = _shortened(found, dimensions, wanted)
-        return found[0] if one else found
+        return [before + (text.lower() if told.lowers else text) for text in texts]
 
     def rerank(self, query: str, texts: Sequence[str], *, raw: bool = False, truncate: bool = True) -> list[Rank]:
         """Texts by how well they fit a query, the best one first.
@@ -189,18 +198,31 @@ class Engine:
         self._check("rerank")
         if len(self.labels) != 1:
             raise InputError(f"{self.folder} has {len(self.labels)} labels: rerank needs a model that gives one score.")
-        scores = self.logits([(query, text) for text in _list_of(texts)], truncate=truncate)[:, 0].astype(np.float64)
+        return self.ranked(self.logits([(query, text) for text in _list_of(texts)], truncate=truncate), raw=raw)
+
+    def ranked(self, logits: Array, *, raw: bool = False) -> list[Rank]:
+        """The order of texts by their logits [texts, 1]; see `rerank`."""
+        scores = logits[:, 0].astype(np.float64)
         if not raw and not self._is_raw():
             scores = answers.sigmoid(scores)
         order = np.argsort(-scores, kind="stable")
         return [Rank(int(number), float(scores[number])) for number in order]
 
     def _is_raw(self) -> bool:
-        """Whether a cross-encoder's config says that its scores are used as they are."""
+        """Whether a cross-encoder's config says that its scores are used as they are.
+
+        Raises:
+            InputError: if it says something else than that, or a sigmoid.
+        """
         told = self.config.__dict__.get("sentence_transformers")
         named = told.get("activation_fn") if isinstance(told, dict) else None
         named = named or self.config.__dict__.get("sbert_ce_default_activation_function")
-        return isinstance(named, str) and named.endswith(IDENTITY)
+        if named is not None and (not isinstance(named, str) or named.rpartition(".")[2] not in (IDENTITY, SIGMOID)):
+            raise InputError(
+                f"{self.folder} puts scores through {str(named)[:80]}: rerank knows {SIGMOID} and {IDENTITY}; ask for "
+                "raw scores."
+            )
+        return named is not None and named.endswith(IDENTITY)
 
     @overload
     def tokens(self, texts: str) -> list[Span]: ...
@@ -261,6 +283,13 @@ class Engine:
 
     # ------------------------------------------------------------ tokens
 
+    def check_rows(self, ids: list[list[int]]) -> None:
+        """Refuses rows of tokens that the model cannot read: too long, empty, or with tokens that it does not know."""
+        for number, row in enumerate(ids):
+            if not 0 < len(row) <= self.longest:
+                raise TooLongError(f"row {number} has {len(row)} tokens: the model takes 1 to {self.longest}.")
+            _check_range("input_ids", np.asarray(row), self.config.vocab_size)
+
     def vectors(
         self, ids: list[list[int]], types: list[list[int]] | None = None, normalize: bool | None = None
     ) -> Array:
@@ -271,6 +300,8 @@ class Engine:
             types: their types, for models that read them.
             normalize: for embeddings, see `encode`.
         """
+        if not isinstance(ids, list | tuple | np.ndarray) or not isinstance(types, list | tuple | np.ndarray | None):
+            raise InputError("rows of tokens are lists of lists of token ids.")
         if self.task not in ("classification", "embeddings"):
             raise InputError(f"{self.folder} gives vectors for tokens, not for texts: use {DOES[self.task]}.")
         if self._embedder is None:
@@ -280,6 +311,7 @@ class Engine:
 
     def _vectors(self, ids: list[list[int]], types: list[list[int]] | None, tail: Tail | None) -> Array:
         assert tail is not None
+        self._check_rows(ids, types)
         core, parts = self._model.core, []
         for start, end in _chunks([len(row) for row in ids]):
             some = None if types is None else types[start:end]
@@ -288,6 +320,23 @@ class Engine:
             _check_range("input_ids", indices[0], self.config.vocab_size)
             parts.append(core.run(None, indices, rows, first=tail.pooling == "first", tail=tail).last)
         return np.concatenate(parts) if parts else np.empty((0, tail.features), np.float32)
+
+    def _check_rows(self, ids: list[list[int]], types: list[list[int]] | None) -> None:
+        """The core reads as many tokens as rows say they have, and trusts it."""
+        for number, row in enumerate(ids):
+            _check_row(f"row {number}", row)
+            if not 0 < len(row) <= self.longest:
+                raise InputError(f"row {number} has {len(row)} tokens: the model takes 1 to {self.longest}.")
+        if types is None:
+            return
+        if len(types) != len(ids):
+            raise InputError(f"there are {len(ids)} rows, and types for {len(types)}: give one list for each.")
+        for number, (row, kinds) in enumerate(zip(ids, types, strict=True)):
+            _check_row(f"types of row {number}", kinds)
+            if len(kinds) != len(row):
+                raise InputError(f"row {number} has {len(row)} tokens and {len(kinds)} types: give one for each.")
+            if self.config.family.has_token_types:
+                _check_range("token types", np.asarray(kinds), self.config.type_vocab_size)
 
     def run(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: None = None
@@ -355,7 +404,7 @@ def _listed(texts: Any) -> tuple[bool, list[Any]]:
 
 
 def _list_of(texts: Any) -> list[Any]:
-    if isinstance(texts, str | bytes) or not hasattr(texts, "__iter__"):
+    if isinstance(texts, str | bytes | Mapping | Set) or not hasattr(texts, "__iter__"):  # which have no texts in order
         raise InputError(f"{type(texts).__name__} is no list of texts: give a list.")
     return list(texts)
 
@@ -372,7 +421,8 @@ def _chunks(lengths: list[int]) -> Iterator[tuple[int, int]]:
         yield start, len(lengths)
 
 
-def _shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
+def shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
+    """The first numbers of embeddings, of unit length again if they were."""
     if type(dimensions) is not int or not 0 < dimensions <= found.shape[1]:
         raise InputError(f"{dimensions} dimensions are not possible: the model has {found.shape[1]}.")
     short = found[:, :dimensions]
@@ -380,6 +430,15 @@ def _shortened(found: Array, dimensions: Any, normalised: bool) -> Array:
         return np.ascontiguousarray(short)
     length = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
     return np.asarray(short / length, np.float32)
+
+
+def _check_row(name: str, row: Any) -> None:
+    try:
+        found = np.asarray(row)
+    except (TypeError, ValueError, OverflowError):
+        found = np.empty((0, 0))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(f"{name}: give a list of token ids, which are whole numbers.")
 
 
 def _integers(name: str, given: Any, shape: tuple[int, int] | None = None) -> Array:

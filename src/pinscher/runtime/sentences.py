@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -52,15 +53,19 @@ def read(folder: Path, width: int, threads: int) -> Embedder:
 
 def _dense(folder: Path, step: Projection, told: Sentences, inputs: int) -> tuple[Array, Array | None, str]:
     path = f"{step.folder}/{WEIGHTS}"
+    if path not in told.files:
+        raise InputError(f"{folder} lacks {path}: copy the model again.")
     try:
         held = load(told.files[path])
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"cannot read {folder / path}: {first_line(error)}.") from None
     weight, bias = held.get("linear.weight"), held.get("linear.bias")
-    if weight is None or weight.ndim != 2 or weight.shape[1] != inputs:
+    if weight is None or weight.ndim != 2 or weight.shape[1] != inputs or not len(weight):
         raise InputError(f"{folder / path} does not hold a dense layer for {inputs} features.")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InputError(f"{folder / path} has a bias that does not fit its dense layer.")
+    if not all(one.dtype.kind == "f" and np.isfinite(one).all() for one in (weight, bias) if one is not None):
+        raise InputError(f"{folder / path} holds values that are not finite (NaN or infinity): copy it again.")
     name = step.activation.rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise InputError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pinscher.errors import InputError, first_line
-from pinscher.models.families import Family
+from pinscher.models.families import LEAST_KNOWN, Family
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 MOST = 1 << 28  # bytes of a tokenizer
@@ -55,6 +55,10 @@ class Tokenizer:
         size = made.get_vocab_size(with_added_tokens=True)
         if size > vocabulary:
             raise InputError(f"{path} has {size} tokens, the model only {vocabulary}: it is another model's tokenizer.")
+        if size < LEAST_KNOWN * vocabulary:
+            raise InputError(
+                f"{path} knows {size} tokens, the model {vocabulary}: it is another model's tokenizer, or damaged."
+            )
         settings = read_object(folder / SETTINGS)
         told, inputs = settings.get("model_max_length"), settings.get("model_input_names")
         limited = isinstance(told, int | float) and not isinstance(told, bool) and 0 < told < UNLIMITED

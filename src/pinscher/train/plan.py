@@ -67,6 +67,10 @@ def task_of(config: RunConfig) -> Task:
         task = TASKS[config.task]
     except ValueError as error:
         raise InputError(str(error)) from None
+    columns = [*config.text_column, *([config.label_column] if config.label_column else [])]
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise InputError(f"column {twice!r} is given twice: name a column of its own for each.")
     task = task.of_model(config.model).with_columns(config.text_column, config.label_column)
     return task.replace(max_length=config.max_length, stride=config.stride, beams=config.beams, bleurt=config.bleurt)
 
@@ -86,6 +90,13 @@ def make(config: RunConfig) -> Plan:
         task.features(rows, tokenizer, labels, training=False)  # a label that training never shows is an error now
     if config.is_dense or config.baseline:
         task.check_dense()
+    if config.max_steps != 0:
+        task.check_batch(config.batch_size)
+        if task.needs_reference and not config.teaching.is_taught:
+            raise InputError(
+                "texts without labels teach only what another model says: give --objective knowledge-distillation or "
+                "self-regularization, or labelled rows."
+            )
     steps = total_steps(config, len(train))
     plan = Plan(_decided(config, task, steps), task, splits, tokenizer, labels, train, steps)
     if config.teacher_start > steps > 0:

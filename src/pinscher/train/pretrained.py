@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from pinscher.errors import InputError
-from pinscher.models.families import max_positions, type_of
+from pinscher.models.families import LEAST_KNOWN, max_positions, type_of
 from pinscher.models.folders import class_of
 from pinscher.models.hub import NOT_OF_A_CONFIG, load_weights, loading, locate, offline_if_unreachable
 from pinscher.prune import find_sites
@@ -23,7 +23,6 @@ PROBLEMS = {"regression": "regression", "classes": "single_label_classification"
 WORD_STARTS = "▁Ġ"  # a mark of the start of a word is not a word
 SAME_TOKENS = "give one with the same tokenizer"
 MOST_UNKNOWN = 0.5  # of the tokens
-LEAST_KNOWN = 0.5  # of the embedding's rows: padding to a round number takes a small part of them
 
 
 def load_tokenizer(model: str) -> Any:
@@ -71,6 +70,8 @@ def check_known(model: str, tokenizer: Any, rows: Sequence[Sequence[int]]) -> No
     if unknown is None or unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return
     tokens = [token for row in rows for token in row if token not in others]
+    if not tokens:
+        raise InputError("the training texts are empty: check the text column.")
     share = tokens.count(unknown) / max(1, len(tokens))
     if share > MOST_UNKNOWN:
         raise InputError(
@@ -106,6 +107,7 @@ def load_model(
     model: str, task: Task, labels: Sequence[str], tokenizer: Any, new_head: bool = False, *, trained: bool = False
 ) -> Any:
     """The model with the head that the task needs, in fp32; with `trained`, a new head is refused."""
+    trained = trained or (task.teaches and task.kind == "regression")  # it learns what this head says
     place, config = locate(model), load_config(model)
     settings: dict[str, Any] = {"dtype": torch.float32, "return_dict": True, "output_attentions": False}
     heads = 1 if task.kind == "regression" else len(labels)

@@ -15,6 +15,7 @@ import pinscher
 from pinscher.errors import InputError
 from pinscher.prune import sparsity
 from pinscher.train import plan, pretrained, scoring
+from pinscher.train.config import RunConfig
 from pinscher.train.evaluation import answer
 from pinscher.train.tasks import TASKS
 from pinscher.train.tasks.embeddings import loss_of
@@ -73,6 +74,8 @@ def test_other_numbers_of_columns_are_refused(columns, label):
 @pytest.mark.parametrize(
     ("columns", "label", "held", "message"),
     [
+        ((), None, {"text": ["", " "]}, "file: every text in column 'text' is empty"),
+        (("a", "b"), None, {"a": ["x"], "b": [""]}, "file: every text in column 'b' is empty"),
         ((), None, {"text": ["a", None]}, "row 2 has no text in column 'text'"),
         (("a", "b"), "c", {"a": ["x"], "b": ["y"], "c": ["high"]}, "row 1 has 'high' in column 'c': not a number"),
         (("a", "b"), None, {"a": ["x"]}, "has no column 'b'"),
@@ -87,6 +90,24 @@ def test_scores_that_are_no_cosines_cannot_be_learned(folder):
     tokenizer = pretrained.load_tokenizer(str(folder))
     with pytest.raises(InputError, match="has the score 4: a cosine is between -1 and 1"):
         task(("a", "b"), "c").features(rows(a=["x", "y"], b=["y", "z"], c=[1.0, 4.0]), tokenizer, (), training=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "more", "message"),
+    [
+        ("a cat", {"objective": "empirical-risk"}, "texts without labels teach only what another model says"),
+        ("a\tb", {"text_column": ("a", "b"), "batch_size": 1}, "the other pairs of their batch: give --batch-size 2"),
+        ("a\tb", {"text_column": ("a", "a")}, "column 'a' is given twice"),
+        ("a\tb", {"text_column": ("a", "b"), "label_column": "b"}, "column 'b' is given twice"),
+    ],
+)
+def test_what_nothing_can_be_learned_from_is_refused(folder, tmp_path, lines, more, message):
+    """Each of these ran to the end, with a loss of zero or of nonsense."""
+    name = "rows.tsv" if "\t" in lines else "rows.txt"
+    (tmp_path / name).write_text("\n".join([lines, *[f"{lines} {n}" for n in range(20)]]))
+    told = {"model": str(folder), "task": "embeddings", "train_file": str(tmp_path / name), **LEARNS, **more}
+    with pytest.raises(InputError, match=message):
+        plan.make(RunConfig(output=str(tmp_path / "run"), **told))
 
 
 def test_prompts_go_before_texts_by_their_role(folder):

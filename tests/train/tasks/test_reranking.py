@@ -104,9 +104,11 @@ def made(run):
     return run / "model", run / "export"
 
 
-def test_a_model_without_a_head_has_nothing_to_say(tmp_path, capsys):
+@pytest.mark.parametrize("recipe", ["best/standard", "none"])
+def test_a_model_without_a_head_has_nothing_to_say(tmp_path, capsys, recipe):
     bare = tiny_tasks.tiny_model("embeddings", tmp_path / "bare")
     (tmp_path / "pairs.jsonl").write_text((json.dumps({"query": "a cat", "text": "a dog"}) + "\n") * 12)
     words = ["prune", "--model", bare, "--task", "reranking", "--train-file", tmp_path / "pairs.jsonl", *WORDS]
+    words += ["--recipe", recipe]
     assert "is not fine-tuned for reranking" in complaint(outcome([*words, "--output", tmp_path / "run"], capsys))
     assert not (tmp_path / "run").exists()

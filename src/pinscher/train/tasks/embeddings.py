@@ -92,6 +92,10 @@ class Embeddings(Texts):
             return rows.rename_column("label", "score")
         return rows
 
+    def check_batch(self, size: int) -> None:
+        if size == 1 and len(self.text_columns) == 2 and self.label_column is None:
+            raise InputError("pairs of texts learn from the other pairs of their batch: give --batch-size 2 or more.")
+
     # ------------------------------------------------------------ the model
 
     def of_model(self, model: str) -> Task:
@@ -103,7 +107,7 @@ class Embeddings(Texts):
     def adapted(self, model: Any) -> Any:
         """A base model whose outputs hold embeddings and their loss. It keeps its class's name and its weights."""
         surgery.become_(model, surgery.subclass(type(model), SentenceModel))
-        model.embedder = Embedder(self.sentences)
+        model.embedder = Embedder(self.sentences, int(getattr(model.config, "hidden_size", 0) or 0))
         return model
 
     # ------------------------------------------------------------ features

@@ -114,6 +114,9 @@ class Task(ABC):
                 f"It has: {', '.join(rows.column_names)}."
             )
 
+    def check_batch(self, size: int) -> None:  # noqa: B027  (most tasks take any)
+        """Raises InputError if nothing can be learned from batches of so many rows."""
+
     def lacks_labels(self, rows: Dataset) -> bool:
         """Whether these rows have no labels, as a benchmark's secret test set."""
         column = self.columns[-1]

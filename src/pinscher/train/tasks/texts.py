@@ -54,6 +54,8 @@ class Texts(Task):
             wrong = next((i for i, text in enumerate(rows[column][:]) if not isinstance(text, str)), None)
             if wrong is not None:
                 raise InputError(f"{where}: row {wrong + 1} has no text in column {column!r}.")
+            if not any(text.strip() for text in rows[column][:]):
+                raise InputError(f"{where}: every text in column {column!r} is empty.")
         if self.label_column is None:
             return
         for i, value in enumerate(rows[self.label_column][:]):

@@ -1,0 +1,1 @@
+"""Stored models over HTTP, in the shapes of OpenAI and text-embeddings-inference."""
