@@ -120,7 +120,7 @@ void encoder(const Kernels& use, Pool& pool) {
       Encoder made(width, 3, Activation::gelu, layers);
       std::vector<float> table(11 * width);
       for (float& v : table) v = normal();
-      made.embeddings = {{{table.data(), 11}}, norm};
+      made.embeddings = {{{table.data(), 11}}, width, norm, {}};
       if (turn % 2) {
         made.reach = 200;
         made.relative.resize(3 * 399 + 64);

@@ -84,13 +84,13 @@ bool Retreat::lasts() const {
   return until && now() < until;
 }
 
-void Retreat::begin() {
+void Retreat::begin(int64_t entered, int64_t lost) {
   if (lasts()) return;
-  const int64_t start = now(), length = length_.load(std::memory_order_relaxed);
-  const bool again = start - until_.load(std::memory_order_relaxed) < length;
-  const int64_t next = again ? std::min(2 * length, MOST_ALONE) : LEAST_ALONE;
+  const int64_t length = length_.load(std::memory_order_relaxed);
+  const bool again = entered - until_.load(std::memory_order_relaxed) < length;
+  const int64_t next = std::min(std::max(again ? 2 * length : LEAST_ALONE, TOLERATED * lost), MOST_ALONE);
   length_.store(next, std::memory_order_relaxed);
-  until_.store(start + next, std::memory_order_relaxed);
+  until_.store(now() + next, std::memory_order_relaxed);
 }
 
 Crew::Crew(size_t threads, bool patient) : forks_(forks), threads_(threads), patient_(patient) {
@@ -196,7 +196,7 @@ void Crew::wait(Slot& slot, size_t items, int64_t one) {
 // Time for which a caller has waited longer than it should.
 void Crew::note(Slot& slot, int64_t lost) {
   slot.lost += std::max<int64_t>(lost, 0);
-  if (slot.lost > LATE + (now() - slot.entered) / TOLERATED) retreat_.begin();
+  if (slot.lost > LATE + (now() - slot.entered) / TOLERATED) retreat_.begin(slot.entered, slot.lost);
 }
 
 // Takes an item of any caller's.

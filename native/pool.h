@@ -17,12 +17,12 @@
 
 namespace pinscher {
 
-// When to work alone, after somebody came late. Each time it is twice as long as the time before, until for as long as that
-// nobody was late.
+// When to work alone, after somebody came late: for ten times what that has cost, and twice as long as the time before if it
+// happens again before as much time has passed.
 class Retreat {
  public:
   bool lasts() const;
-  void begin();
+  void begin(int64_t entered, int64_t lost);  // when the call began that has waited, and how long
 
  private:
   std::atomic<int64_t> until_{0}, length_{0};  // in ns
