@@ -59,6 +59,19 @@ def test_the_model_is_not_changed():
         fast.set_input_embeddings(shared)
 
 
+@pytest.mark.parametrize("of", ["fast", "dense"])
+def test_memory_that_is_shared_is_still_read(of):
+    """`share_memory` frees what a tensor held before, under all that read it."""
+    model = model_of("bert")
+    fast = pinscher.accelerate(model, mode="fp32")
+    wanted = fast(**batch()).logits
+    {"fast": fast, "dense": model}[of].share_memory()
+    table = model.bert.embeddings.word_embeddings.weight
+    spoilt = [torch.full_like(table, 7.0) for _ in range(8)]  # takes the place of what was freed
+    assert torch.equal(fast(**batch()).logits, wanted)
+    assert len(spoilt) == 8
+
+
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra-projected", "mpnet"])
 @pytest.mark.parametrize("values", ["int8", "fp32", "keep"])
 def test_from_the_small_file(name, values, tmp_path):

@@ -60,24 +60,9 @@ def _loaded(folder: Path, kind: type) -> Any:
     from pinscher.models import surgery
     from pinscher.runtime.loading import load
 
-    fast = _holding_(load(folder, task=kind))
+    fast = load(folder, task=kind)
     surgery.become_(fast, surgery.subclass(type(fast), Sendable))
     fast.loaded_from = (str(folder), kind.__name__)
-    return fast
-
-
-def _holding_(fast: Any) -> Any:
-    """Lets the native layers keep the memory of the tables that they read.
-
-    Before a model is sent to other processes, sentence-transformers calls `share_memory`, which moves a tensor's
-    storage and frees its old memory under all that read it. Here each parameter gets a storage of its own on the same
-    memory, which is not freed with it.
-    """
-    import torch
-
-    for parameter in fast.parameters():
-        if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
-            parameter.data = torch.from_numpy(parameter.detach().numpy())
     return fast
 
 
@@ -135,7 +120,7 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     for path in _transformers_in(model):
         parent, _, child = path.rpartition(".")
         fast = sparse.accelerate(model.get_submodule(path), mode=mode, threads=threads)
-        _parent(made, parent)._modules[child] = _holding_(fast)
+        _parent(made, parent)._modules[child] = fast
     return made
 
 

@@ -100,7 +100,9 @@ def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) ->
     if not choice.gains((weights_of(model, name) for name in names), choice.bits_for(model, mode), mode):
         warnings.warn("no matrix of the model has enough zeros to gain: it stays in PyTorch, as it is.", stacklevel=2)
         return _twin(model)
-    return assemble(_twin(model), lambda name: weights_of(model, name), mode, count)
+    made = assemble(_twin(model), lambda name: weights_of(model, name), mode, count)
+    _part_from_native_(model)
+    return made
 
 
 def _twin(model: Any) -> Any:
@@ -129,7 +131,18 @@ def assemble(model: Any, source: Source, mode: str, threads: int) -> Any:
         for refuse, names in REFUSED.items():
             for name in names:
                 setattr(part, name, refuse)
+    _part_from_native_(model)
     return model
+
+
+def _part_from_native_(model: Any) -> None:
+    """Gives each parameter a storage of its own on the same memory, which is not freed with it.
+
+    `share_memory` moves a storage and frees its old memory under all that read it, as native layers do.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
+            parameter.data = torch.from_numpy(parameter.detach().numpy())
 
 
 def _fitting(model: Any, source: Source) -> Source:
