@@ -36,12 +36,25 @@ def words(tmp_path_factory):
         (["--option", "beta1=0.5"], "has no option 'beta1'"),
         (["--objective", "self-regularisation"], "Did you mean 'self-regularization'?"),
         (["--config", "missing.yaml"], "cannot read missing.yaml"),
+        (["--budget", "quick", "--max-steps", "6"], "--budget would change nothing: it goes with pruning without --ep"),
+        (["--epochs", "1", "--max-steps", "6"], "give either --epochs or --max-steps"),
+        (["--teacher-lag", "2", "--objective", "empirical-risk"], "--teacher-lag would change nothing"),
+        (["--objective", "knowledge-distillation", "--dense-steps", "5"], "--dense-steps would change nothing"),
+        (["--ray", ""], "--ray takes HOST:PORT, auto or local, not ''."),
+        (["--ray", "here"], "--ray takes HOST:PORT, auto or local, not 'here'."),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(flags, says, words, tmp_path, capsys):
     told = [*words, "--methods", "pins,magnitude", "--tasks", "sst2", "--output", tmp_path / "out"]
     assert says in complaint([*told, *flags], capsys)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [["--teacher-lag", "2"], ["--hardness", "0.5"], ["--jump", "0.5"]])
+def test_a_flag_need_not_change_every_run(flags, words, tmp_path):
+    """The dense run has no teacher and no sparsity to jump to, and magnitude none of the first."""
+    told = [*words, "--methods", "pins,magnitude,dense", "--tasks", "sst2", "--output", tmp_path / "out", *flags]
+    assert outcome([*told, "--dry-run"])[0] == 0
 
 
 def test_mistakes_of_ablations_and_files(words, tmp_path, capsys):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -385,6 +388,31 @@ def test_the_wrong_question(folders):
         pinscher.Engine(folders(), mode="steam")
     with pytest.raises(InputError, match="is not a folder"):
         pinscher.Engine(folders() / "none")
+
+
+def test_it_is_copied_and_not_pickled(folders):
+    engine = pinscher.Engine(folders())
+    assert copy.copy(engine) is copy.deepcopy({"engine": engine})["engine"] is engine
+    for dump in (pickle.dumps, lambda made: torch.save(made, io.BytesIO())):
+        with pytest.raises(InputError, match="an Engine cannot be pickled: make one of the same folder"):
+            dump(engine)
+
+
+def test_workers_of_a_data_loader_use_it(folders):
+    """Fork copies only the thread that forks: a pool of threads must be made anew."""
+    engine = pinscher.Engine(folders(), threads=2)
+    want = engine.run([[5, 6, 7]])["logits"][0]
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, _):
+            return engine.run([[5, 6, 7]])["logits"][0]
+
+    found = list(torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2, timeout=60))
+    assert len(found) == 2
+    assert all(np.array_equal(row, want) for batch in found for row in batch.numpy())
 
 
 ODD: list[tuple[Any, str]] = [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Settings of a run that are not flags here: the comparison decides them.
 DECIDED = ("task", "method", *comparing.DECIDED)
 OUTPUT = "runs/comparison"
+RAY = re.compile(r"auto|local|(ray://)?[^\s/]+:\d+")
 JOBS = Number(1, most=1024)
 
 
@@ -80,6 +81,8 @@ def command(
     at_once, cpus = number(JOBS, jobs, "--jobs"), number(JOBS, cpus_per_run, "--cpus-per-run")
     if cpus is not None and ray is None:
         raise InputError("--cpus-per-run goes with --ray.")
+    if ray is not None and not RAY.fullmatch(ray):
+        raise InputError(f"--ray takes HOST:PORT, auto or local, not {ray!r}.")
     hush()
     axes = {"methods": methods, "tasks": tasks, "sparsity": sparsity, "seeds": seeds, "search": search, "paper": paper}
     source = {"path": config, "ablation": ablation, "recipe": recipe}
@@ -104,6 +107,7 @@ def _session(
     """The comparison that flags and file describe; without any, the one that is in the folder."""
     from pinscher.compare import grid
     from pinscher.compare.session import RECORD, Session
+    from pinscher.train import idle
 
     if tune:
         named = (halves(text, "--tune", "NAME=VALUE,VALUE") for text in tune)
@@ -111,7 +115,9 @@ def _session(
     known = output / RECORD
     if not asked and not any(source.values()) and known.exists():
         source["path"] = str(known)
-    return Session(grid.read(flags=asked, **source), output, shard, console)
+    session = Session(grid.read(flags=asked, **source), output, shard, console)
+    idle.check(session.planned(), asked)
+    return session
 
 
 def _run(session: Session, jobs: int, cluster: Cluster | None = None, same: str = "") -> None:

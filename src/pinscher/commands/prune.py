@@ -81,7 +81,7 @@ def _settings(path: str | None, asked: dict[str, Any]) -> RunConfig:
     if not {"model", "task"} & set(told):
         told = {**DEMO, **told}
     made = RunConfig.from_dict(told, path or "")
-    idle.check(made, asked)
+    idle.check([made], asked)
     return made
 
 

@@ -65,6 +65,14 @@ class Session:
         mine = [trial for cell in self.mine for trial in cell.trials]
         return [trial for trial in mine if not RunFolder(trial.config.folder).is_finished]
 
+    def planned(self) -> list[RunConfig]:
+        """The settings of all runs, of those with a teacher as they will be when it is finished."""
+        return [
+            trial.config if cell.teacher is None else dataclasses.replace(trial.config, teacher=cell.teacher)
+            for cell in self.cells
+            for trial in cell.trials
+        ]
+
     def trouble(self, trial: Trial) -> Path:
         return self.output / ERRORS / f"{trial.name}.txt"
 

@@ -81,6 +81,15 @@ class Engine:
         core = self._model.core
         return f"Engine({str(self.folder)!r}: {self.config.family_name}, {self.task}, {core.count} x {core.width})"
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise InputError("an Engine cannot be pickled: make one of the same folder in every process that needs it.")
+
+    def __copy__(self) -> Engine:
+        return self  # nothing in it is ever changed: copies may share it
+
+    def __deepcopy__(self, _: Any) -> Engine:
+        return self
+
     @property
     def tokenizer(self) -> Tokenizer:
         """What texts are read with.

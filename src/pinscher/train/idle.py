@@ -58,13 +58,17 @@ RULES = (
 )
 
 
-def check(config: RunConfig, given: Iterable[str]) -> None:
-    """Raises InputError for a setting that was given by name and changes nothing, as its value is not the default."""
-    names = set(given)
+def check(configs: Iterable[RunConfig], given: Iterable[str]) -> None:
+    """Raises InputError for a setting that was given by name and changes nothing in any of some runs.
+
+    A setting that has its default value asks for nothing.
+    """
+    names, runs = set(given), list(configs)
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     for rule in RULES:
         for name in rule.names:
-            if name in names and getattr(config, name) != defaults[name] and not rule.works(config):
+            asked = [config for config in runs if name in names and getattr(config, name) != defaults[name]]
+            if asked and not any(rule.works(config) for config in asked):
                 raise InputError(f"{settings.flag(name)} would change nothing: it goes with {rule.goes_with}.")
     if {"epochs", "max_steps"} <= names:
         raise InputError("give either --epochs or --max-steps: the steps would win.")
