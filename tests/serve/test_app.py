@@ -150,7 +150,8 @@ def test_metrics_count(server):
 
 LONG = "film " * 100
 REFUSED = [
-    ("/embed", b"{", 422, "JSON"),
+    ("/embed", b"{", 422, "the body is not JSON"),
+    ("/embed", b"5", 422, "send one, with the header content-type"),
     ("/embed", b"\xff\xfe", 422, ""),
     ("/embed", {"inputs": []}, 422, "give at least one"),
     ("/embed", {}, 422, "inputs"),

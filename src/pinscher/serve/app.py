@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,10 +164,7 @@ def _add_errors_(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def misshapen(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
-        message = f"{place}: {first['msg']}" if place else str(first["msg"])
-        return JSONResponse(guard.told(request.url.path, 422, message), 422)
+        return JSONResponse(guard.told(request.url.path, 422, _misshape(error.errors()[0])), 422)
 
     @app.exception_handler(HTTPException)
     async def impossible(request: Request, error: HTTPException) -> JSONResponse:
@@ -176,6 +173,16 @@ def _add_errors_(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(guard.told(request.url.path, 500, f"{type(error).__name__} inside of the server."), 500)
+
+
+def _misshape(error: Mapping[str, Any]) -> str:
+    """What is wrong with the body of a request, by FastAPI's account of it."""
+    place = ".".join(str(part) for part in error["loc"][1:])
+    if error["type"] == "json_invalid":
+        return f"the body is not JSON: {error['ctx']['error']} at character {place}."
+    if not place:
+        return "the body is not an object in JSON: send one, with the header content-type: application/json."
+    return f"{place}: {error['msg']}"
 
 
 def _add_embeddings_(app: FastAPI, server: Server) -> None:
