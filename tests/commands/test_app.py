@@ -31,7 +31,7 @@ def test_the_version_and_the_commands(command):
     registered = {info.name: info.callback.__module__ for info in app.app.registered_commands}
     assert {module.rsplit(".")[-1] for module in registered.values()} == files
     assert all(f" {name} " in said for name in registered)
-    assert set(registered) == {"prune", "eval", "compare", "export", "bench", "report", "inspect"}
+    assert set(registered) == {"prune", "eval", "compare", "export", "bench", "serve", "report", "inspect"}
 
 
 def test_every_command_has_help_in_plain_sentences(command):
