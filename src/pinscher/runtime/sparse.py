@@ -70,17 +70,7 @@ class SparseLinear(guards.Unpicklable, nn.Module):
 
 
 def accelerate(model: Any, *, mode: str = "auto", threads: int | None = None) -> Any:
-    """A copy of a pruned model that runs fast on a CPU; the same call, the same outputs, for inference only.
-
-    The model is not changed; the copy shares the memory of its embeddings and head. Without pinscher's native code, or
-    if there are too few zeros to gain, the copy is a plain one.
-
-    Args:
-        model: a transformers model with zeros in the matrices of its blocks.
-        mode: "fp32"; "int8" (weights of 8 bits, activations of 16); "w8a8": activations of 8 bits too, where that is
-            faster, as for matrices in 1x4 blocks or without zeros; or "auto": the same, with activations of 16 bits or
-            fp32 for every matrix that would suffer. A matrix that is faster dense stays dense.
-        threads: how many to use; as many as torch does if not given.
+    """A copy of a transformers model that runs fast; the arguments are those of `pinscher.accelerate`.
 
     Raises:
         InputError: for an unknown mode, or a model without matrices in blocks.
