@@ -401,6 +401,16 @@ def read_fast(folder: Path) -> Any:
     return pinscher.load(folder, mode="fp32", threads=1)
 
 
+def read_engine(folder: Path) -> Any:
+    """None for models that need PyTorch."""
+    try:
+        return pinscher.Engine(folder, mode="fp32", threads=1)
+    except InputError as error:
+        if "PyTorch" not in str(error):
+            raise
+    return None
+
+
 def read_export(folder: Path) -> None:
     export.load(str(folder))
 
@@ -413,6 +423,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "stored": read_stored,
     "from_pretrained": read_transformers,
     "load": read_fast,
+    "Engine": read_engine,
     "export": read_export,
     "inspect": read_inspect,
 }
@@ -435,6 +446,19 @@ def compare(plain: Any, fast: Any) -> None:
         raise UnexpectedError(f"load gives other outputs, by {float((found - wanted).abs().max()):.3g}")
 
 
+def compare_engine(fast: Any, engine: Any) -> None:
+    """Both stand on the same core: the same numbers, to the last bit."""
+    ids = torch.arange(2, 14).view(2, 6) % min(VOCABULARY, engine.config.vocab_size)
+    try:
+        with torch.no_grad():
+            wanted = fast(input_ids=ids)[0].numpy()
+    except InputError:  # a config with which the model loads and does not run
+        return
+    found = next(iter(engine.run(ids.numpy()).values()))
+    if not np.array_equal(found, wanted, equal_nan=True):
+        raise UnexpectedError("Engine gives other outputs than load")
+
+
 def judge(kind: str, folder: Path) -> list[tuple[str, str, str]]:
     """How each reader took a mutant: its name, the outcome, and what was said."""
     told, models = [], {}
@@ -454,6 +478,13 @@ def judge(kind: str, folder: Path) -> list[tuple[str, str, str]]:
             compare(models["from_pretrained"], models["load"])
         except Exception as error:
             told.append(("compare", UNEXPECTED, f"{type(error).__name__}: {error}"))
+    if models.get("Engine") is not None and (models.get("load") is not None or kind not in ITS_OWN):
+        try:
+            if models.get("load") is None:
+                raise UnexpectedError("Engine takes what load refuses")
+            compare_engine(models["load"], models["Engine"])
+        except Exception as error:
+            told.append(("compare Engine", UNEXPECTED, f"{type(error).__name__}: {error}"))
     return told
 
 

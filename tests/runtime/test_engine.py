@@ -28,8 +28,10 @@ from pinscher.models.families import FAMILIES, NO_LIMIT, max_positions
 from pinscher.models.plain import PlainConfig, parameters
 from pinscher.runtime import core
 from pinscher.runtime.tokens import PLAIN, TooLongError
+from pinscher.store import file, payload
 from tiny_accelerated import CONFIGS, batch, model_of
 from tiny_engine import NER, TASKS, TEXTS, store, write_sentences, write_tokenizer
+from tiny_store import resealed, vector
 
 NO_TORCH = "import sys\nfor name in ('torch', 'transformers', 'accelerate', 'datasets'): sys.modules[name] = None\n"
 
@@ -579,18 +581,30 @@ def test_a_base_model_may_be_stored_under_its_name(own):
         pinscher.Engine(folder)
 
 
-def test_numbers_that_are_none(own):
-    """One weight of a norm is NaN, and the checksums are right."""
-    from pinscher.store import file
-
+@pytest.mark.parametrize("mode", ["auto", "fp32", "int8"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("embeddings.LayerNorm.weight", torch.full((48,), float("nan"))),
+        ("encoder.layer.0.output.dense.weight", torch.full((48, 80), float("nan"))),
+        ("encoder.layer.0.output.dense.weight", torch.full((48, 80), float("inf"), dtype=torch.float16)),
+    ],
+    ids=["norm", "block", "fp16 block"],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_numbers_that_are_none(own, mode, name, value, packed):
+    """The checksums are right."""
     folder = own("bert", "embeddings")
     with file.Stored(file.files_of(folder)) as stored:
         tensors = {name: stored.raw(name).clone() for name in stored.names()}
-    tensors["embeddings.LayerNorm.weight"][3] = float("nan")
-    file.write(folder, tensors)
+    if packed and value.dim() == 2:
+        finite = torch.full_like(value, 1.5)
+        bytes_of = [one.flatten()[:1].numpy().tobytes() for one in (finite, value)]
+        value = vector(resealed(payload.pack(finite, codecs=("dense",)).replace(*bytes_of)))
+    file.write(folder, tensors | {name: value})
     for read in (pinscher.Engine, pinscher.load):
-        with pytest.raises(InputError, match=r"not finite \(NaN or infinity\) in embeddings.LayerNorm.weight"):
-            read(folder)
+        with pytest.raises(InputError, match=rf"{folder}.*not finite \(NaN or infinity\) in {name}"):
+            read(folder, mode=mode)
 
 
 def test_tokenizers_that_do_not_fit(own):

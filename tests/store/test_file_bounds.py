@@ -22,6 +22,7 @@ from tiny_store import MB, confined, sealed, vector, write_tensors
 
 READERS = {
     "load": pinscher.load,
+    "Engine": pinscher.Engine,
     "from_pretrained": transformers.AutoModelForSequenceClassification.from_pretrained,
     "export": lambda folder: export.load(str(folder)),
     "inspect": lambda folder: inspect.look(str(folder), rank=False),

@@ -64,6 +64,18 @@ def refused(reader: str, folder: Path, *words: str) -> None:
         assert word in str(told.value)
 
 
+@pytest.mark.parametrize("reader", [*READERS, "Engine"])
+def test_a_weight_under_two_names_is_refused(bert, reader):
+    """One reader took the first of them, another the last."""
+    name = "encoder.layer.0.output.dense.bias"
+    with file.Stored(file.files_of(bert)) as opened:
+        held = {each: opened.raw(each).clone() for each in opened.names()}
+    write_tensors(bert / file.SINGLE, held | {name: torch.ones_like(held[f"bert.{name}"])})
+    with pytest.raises(InputError, match=f"holds bert.{name} twice, as ") as told:
+        (READERS | {"Engine": pinscher.Engine})[reader](bert)
+    assert f"bert.{name}" in str(told.value)
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_a_missing_block_matrix_is_named(stored, reader):
     folder, name = stored

@@ -103,7 +103,7 @@ ERRORS = {
     "not a list": ("x.json", '{"data": 3}', "not a list of rows"),
     "a value": ("x.json", "3", "not a list of rows"),
     "mixed kinds": ("x.jsonl", '{"a": 1}\n{"a": "x"}', "mixes kinds of values"),
-    "surrogate": ("x.jsonl", r'{"a": "\ud800"}', "mixes kinds of values"),
+    "surrogate": ("x.jsonl", r'{"a": "\ud800"}', "a text holds half of a character"),
     "no header": ("x.csv", "1,good film\n0,bad film\n", "line 1: not a header"),
     "no name": ("x.csv", "a,,b\n1,2,3\n", "line 1: not a header"),
     "name twice": ("x.tsv", "a\ta\n1\t2\n", "line 1: not a header"),

@@ -61,7 +61,10 @@ def load(
             if f"{name}.weight" not in packed:  # stored as it was
                 return weights_of(made, name)
             found = stored.coded(packed[f"{name}.weight"])
-            return Weights(codes=found) if isinstance(found, Coded) else Weights(dense=found)
+            if isinstance(found, Coded):
+                return Weights(codes=found)
+            check_finite(stored, packed[f"{name}.weight"], found)
+            return Weights(dense=found)
 
         return assemble(made, source, mode, count)
 

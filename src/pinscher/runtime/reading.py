@@ -49,7 +49,10 @@ def read(folder: Path, mode: str, threads: int) -> Model:
 
         def weights(name: str) -> Weights:
             found = archive.coded(homes[name]) if archive.stored(homes[name]).is_packed else archive.floats(homes[name])
-            return Weights(codes=found) if isinstance(found, Coded) else Weights(dense=found)
+            if isinstance(found, Coded):
+                return Weights(codes=found)
+            check_finite(archive, homes[name], found)
+            return Weights(dense=found)
 
         core = _core(config, base, get, weights, mode, threads)
         pooler, head = _tails(config, base, get, threads)
@@ -61,9 +64,11 @@ def _homes(config: PlainConfig, archive: Archive, sizes: Any) -> dict[str, str]:
     prefix, held = f"{config.family.prefix}.", set(archive.names())
     homes = {}
     for name, wanted in parameters(config, sizes).items():
-        found = next((one for one in (name, prefix + name, name.removeprefix(prefix)) if one in held), None)
+        found, *others = [*held.intersection((name, prefix + name, name.removeprefix(prefix))), None]
         if found is None:
             raise DamagedError(f"{archive.place} lacks {name}: it is not the whole model")
+        if others[0] is not None:
+            raise DamagedError(f"{archive.place} holds {name} twice, as {found} and as {others[0]}")
         check_fits(archive, found, wanted.shape)
         homes[name] = found
     return homes

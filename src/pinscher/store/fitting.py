@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +28,7 @@ def fit(model: Any, stored: Stored) -> dict[str, str]:
             file can justify; it names file and tensor.
     """
     state = model.state_dict()
-    homes = _homes(model, stored.names(), state)
+    homes = _homes(model, stored, state)
     for key, name in homes.items():
         wanted, transposed = state[key], is_conv1d(model.get_submodule(key.rpartition(".")[0]))
         check_fits(stored, name, tuple(wanted.shape), is_float=wanted.is_floating_point(), transposed=transposed)
@@ -38,17 +37,19 @@ def fit(model: Any, stored: Stored) -> dict[str, str]:
     return homes
 
 
-def _homes(model: Any, names: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
+def _homes(model: Any, stored: Stored, state: dict[str, Tensor]) -> dict[str, str]:
     """The parameter of each stored tensor, by transformers' rules for old names and for missing or added heads."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     renamings = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
-    homes = {}
-    for name in names:
+    homes: dict[str, str] = {}
+    for name in stored.names():
         for rules in (renamings, []):
             key, _ = rename_source_key(name, rules, [], model.base_model_prefix, state)
             if key in state:
+                if key in homes:  # every reader would take one of them, not all the same one
+                    raise DamagedError(f"{stored.place} holds {key} twice, as {homes[key]} and as {name}")
                 homes[key] = name
                 break
     return homes

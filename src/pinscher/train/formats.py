@@ -101,6 +101,10 @@ def _text(content: bytes, where: str) -> str:
 def _dataset(columns: Columns, where: str) -> Dataset:
     try:
         return Dataset.from_dict(columns)
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{where}: a text holds half of a character, which is not valid Unicode: write it anew."
+        ) from None
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = first_line(error)
         raise InputError(f"{where}: a column mixes kinds of values ({reason}); give each column one kind.") from None
