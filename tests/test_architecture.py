@@ -103,7 +103,7 @@ def test_contributing_names_files_that_exist():
 # ------------------------------------------------------------ tests mirror the source
 
 TESTS = SOURCE.parents[1] / "tests"
-ABOUT_ALL = {"architecture", "docs", "examples", "promises", "readme"}  # at the top: tests of the repository
+ABOUT_ALL = {"architecture", "docs", "examples", "promises", "readme", "wheel"}  # at the top: tests of the repository
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
