@@ -49,6 +49,13 @@ def test_a_thinned_curve_keeps_ends_and_spikes():
     assert len(analysis.thin(x[:1001], y[:1001])[0]) == analysis.POINTS
 
 
+def test_series_are_joined_where_both_have_a_value():
+    first = np.array([5, 10, 15, 20.0]), np.array([1, 2, np.nan, 4.0])
+    second = np.array([5, 15, 20, 25.0]), np.array([10, 30, 40, 50.0])
+    assert [part.tolist() for part in analysis.joined(first, second)] == [[5, 20], [1, 4], [10, 40]]
+    assert [len(part) for part in analysis.joined((first[0][:0], first[1][:0]), second)] == [0, 0, 0]
+
+
 def test_churn_is_by_masking():
     steps, back = analysis.churn(np.array([5, 10, 15, 20.0]), np.array([0, 6, 6, 36.0]), np.array([0, 2, 2, 5.0]))
     assert list(steps) == [10, 20]

@@ -37,6 +37,18 @@ def test_what_is_shown_is_what_the_folder_says(finished):
     assert sum(pins["churn"]["y"]) * pins["weights"] == pytest.approx(train[-1]["returned"], rel=1e-4)  # interval 1
 
 
+def test_a_line_of_a_damaged_log_may_lack_a_value(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    lines = (run / "log.jsonl").read_text().splitlines()
+    number = [n for n, line in enumerate(lines) if '"maskings"' in line][4]
+    lines[number] = lines[number].replace('"maskings"', '"maskingz"')
+    (run / "log.jsonl").write_text("\n".join(lines) + "\n")
+    whole, damaged = (facts.gather([folder]).data["runs"][0]["churn"] for folder in (finished[0], run))
+    assert len(damaged["x"]) == len(whole["x"]) - 1
+    assert {**damaged, "x": [], "y": []} == {**whole, "x": [], "y": []}
+
+
 def test_matrices_are_the_models(finished):
     found = facts.gather(finished[:1])
     [run] = found.data["runs"]

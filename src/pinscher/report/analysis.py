@@ -89,6 +89,14 @@ def thin(x: Array, y: Array, most: int = POINTS) -> tuple[Array, Array]:
     return x[kept], y[kept]
 
 
+def joined(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    """The steps that two series share, and their values there. Lines of a damaged log may lack one of the two."""
+    steps, mine, theirs = np.intersect1d(first[0], second[0], return_indices=True)
+    values, others = first[1][mine], second[1][theirs]
+    good = np.isfinite(values) & np.isfinite(others)
+    return steps[good], values[good], others[good]
+
+
 def churn(steps: Array, returned: Array, maskings: Array) -> tuple[Array, Array]:
     """Weights that returned in a masking, averaged over the maskings between two lines of the log."""
     first = np.concatenate(([0.0], maskings[:-1]))

@@ -140,10 +140,11 @@ def _curves(run: Run) -> Table:
 
 def _churn(log: Log, total: int) -> Table | None:
     """Weights that return in a masking, as a share of all prunable ones, and the total number of returns."""
-    if not total or not {"returned", "maskings"} <= set(log.train) or log.train["maskings"].values[-1] < 1:
+    if not total or not {"returned", "maskings"} <= set(log.train):
         return None
-    steps, returned = log.train["returned"].arrays()
-    maskings = log.train["maskings"].arrays()[1]
+    steps, returned, maskings = analysis.joined(log.train["returned"].arrays(), log.train["maskings"].arrays())
+    if not len(steps) or maskings[-1] < 1:
+        return None
     at, back = analysis.churn(steps, returned, maskings)
     return {**_points(*analysis.thin(at, back / total)), "returned": int(returned[-1]), "maskings": int(maskings[-1])}
 
