@@ -59,6 +59,12 @@ def test_many_idle_connections(server):
         one.close()
 
 
+def test_who_sends_too_much_is_told(server):
+    """An answer before the client has sent all would be lost with the connection."""
+    status, told = server.ask("/embed", b"a" * (8 << 20))
+    assert (status, told["error"].partition(":")[0]) == (413, "the body is too large")
+
+
 def test_a_body_without_end(server):
     """Sent in chunks, without a length: read up to the limit, and no further."""
     one = connected(server, HEAD.format(0).replace("content-length: 0", "transfer-encoding: chunked").encode())
