@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pinscher.errors import InputError
+from pinscher.errors import InputError, first_line
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 26  # bytes of a config.json
@@ -64,17 +64,27 @@ def check_files(folder: Path) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The object in config.json; an empty one if there is no such file."""
-    path = folder / CONFIG
+    return read_object(folder / CONFIG)
+
+
+def read_object(path: Path, most: int = MOST_CONFIG) -> dict[str, Any]:
+    """The object in a file of JSON; an empty one if there is no such file.
+
+    Raises:
+        InputError: if it holds something else, is no file, or has more than `most` bytes.
+    """
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: it is not a file.")
     try:
-        if path.stat().st_size > MOST_CONFIG:
-            raise InputError(f"cannot read {path}: it has more than {MOST_CONFIG >> 20} MB.")
+        if path.stat().st_size > most:
+            raise InputError(f"cannot read {path}: it has more than {most >> 20} MB.")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"cannot read {path}: {error}") from None
+        raise InputError(f"cannot read {path}: {first_line(error)}") from None
     if not isinstance(found, dict):
         raise InputError(f"cannot read {path}: it does not hold an object.")
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pinscher.errors import InputError, first_line
+from pinscher.models import folders
 from pinscher.models.families import LEAST_KNOWN, Family
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -59,7 +59,7 @@ class Tokenizer:
             raise InputError(
                 f"{path} knows {size} tokens, the model {vocabulary}: it is another model's tokenizer, or damaged."
             )
-        settings = read_object(folder / SETTINGS)
+        settings = folders.read_object(folder / SETTINGS, MOST)
         told, inputs = settings.get("model_max_length"), settings.get("model_input_names")
         limited = isinstance(told, int | float) and not isinstance(told, bool) and 0 < told < UNLIMITED
         self.longest = min(longest, int(told)) if limited else longest  # type: ignore[arg-type]
@@ -152,24 +152,3 @@ def _parsed(path: Path) -> Any:
 
 class TooLongError(InputError):
     """A text with more tokens than the model takes."""
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one if there is no such file.
-
-    Raises:
-        InputError: if it holds something else.
-    """
-    if not path.exists():
-        return {}
-    try:
-        if not path.is_file() or path.stat().st_size > MOST:
-            raise InputError(f"cannot read {path}: it is not a file, or too long.")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read {path}: {first_line(error)}.") from None
-    if not isinstance(found, dict):
-        raise InputError(f"cannot read {path}: it does not hold an object.")
-    return found
